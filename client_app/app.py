@@ -1,0 +1,82 @@
+"""The ClientApp: one handler per kind of task, each a few lines.
+
+Whatever goes wrong in a handler is answered with its error: the station records it, the server logs
+it, and the person who started the run reads it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from hfedatm.records import grams_to_record, reply_with_failure, state_to_record
+
+if TYPE_CHECKING:
+    from client_app.work import LocalWork
+
+app = ClientApp()
+Handler = Callable[[Message, Context], RecordDict]
+
+
+def _answer(handler: Handler) -> Callable[[Message, Context], Message]:
+    def handle(message: Message, context: Context) -> Message:
+        try:
+            return Message(handler(message, context), reply_to=message)
+        except Exception as error:
+            return reply_with_failure(message, error)
+
+    return handle
+
+
+@app.query()
+@_answer
+def identify(message: Message, context: Context) -> RecordDict:
+    """Say which share of the data this node has, and what it is called."""
+    config = context.node_config
+    return RecordDict({"node": ConfigRecord({
+        "partition-id": int(config.get("partition-id", -1)),
+        "name": str(config.get("name", "")),
+    })})
+
+
+@app.train()
+@_answer
+def train(message: Message, context: Context) -> RecordDict:
+    """Train the received model; when asked, also measure the Grams."""
+    work = _work(message, context)
+    started = time.perf_counter()
+    metrics = work.train()
+    reply = RecordDict({"model": state_to_record(work.model.state_dict())})
+    if work.task.send_grams:
+        reply["grams"] = grams_to_record(work.grams(), work.settings.gram_dtype)
+    metrics |= {"num-examples": work.num_examples, "seconds": time.perf_counter() - started}
+    reply["metrics"] = MetricRecord(metrics)
+    return reply
+
+
+@app.train("prepare")
+@_answer
+def prepare(message: Message, context: Context) -> RecordDict:
+    """Send what the method averages before the round."""
+    work = _work(message, context)
+    return RecordDict({
+        "shared": state_to_record(work.share()),
+        "metrics": MetricRecord({"num-examples": work.num_examples}),
+    })
+
+
+@app.evaluate()
+@_answer
+def evaluate(message: Message, context: Context) -> RecordDict:
+    """Evaluate the received model on this client's validation examples."""
+    return RecordDict({"metrics": MetricRecord(_work(message, context).evaluate())})
+
+
+def _work(message: Message, context: Context) -> LocalWork:
+    from client_app.work import LocalWork  # late: `identify` need not pay for importing torch
+
+    return LocalWork(message.content, context)

@@ -1,0 +1,103 @@
+"""Which examples a client has: its share of a partitioned data set, or a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from hfedatm.assembly import load_data, target_domain
+from hfedatm.errors import UserError
+from hfedatm.seeding import derive, generator
+from hfedatm.settings import Settings
+from hfedatm_core.data import Batch, DataSpec, Domain, batches, concat
+from hfedatm_core.data.split import client_shares, split_validation, station_order
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """The examples of one client."""
+
+    spec: DataSpec
+    train: Domain
+    validation: Domain
+
+
+class Batches:
+    """Mini-batches of a client's examples; every pass over it is one epoch.
+
+    With a seed each epoch is shuffled anew, in an order that depends on nothing but the seed.
+    """
+
+    def __init__(
+        self, domain: Domain, spec: DataSpec, batch_size: int, device: torch.device, seed: int | None = None
+    ) -> None:
+        self.domain, self._spec, self._size, self._device = domain, spec, batch_size, device
+        self._seed, self._epoch = seed, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches of the next epoch."""
+        shuffle = None if self._seed is None else generator(self._seed, self._epoch)
+        self._epoch += 1
+        # A last batch of one example cannot pass BatchNorm in training.
+        lonely = shuffle is not None and len(self.domain) > self._size and len(self.domain) % self._size == 1
+        return batches(
+            self.domain, self._spec, self._size, generator=shuffle, device=self._device, drop_last=lonely
+        )
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch."""
+        return -(-len(self.domain) // self._size)
+
+
+@lru_cache(maxsize=1024)
+def _shares(
+    dataset: str, params: str, data_dir: str, target: str, stations: int, clients: int, lam: float,
+    assignment: str, seed: int,
+) -> list[dict[str, torch.Tensor]]:
+    settings = Settings(dataset=dataset, dataset_params=params, data_dir=data_dir, target_domain=target)
+    data = load_data(settings)
+    held_out = target_domain(settings, data)
+    sources = [name for name in data.domains if name != held_out]
+    shares = client_shares(data, sources, stations * clients, lam, derive(seed, "partition"))
+    order = station_order(shares, stations, assignment)
+    return [shares[index] for station in order for index in station]
+
+
+def client_data(settings: Settings, client: int, node_config: Mapping[str, Any]) -> ClientData:
+    """Return a client's examples, split into training and validation.
+
+    A node whose ``node-config`` names a ``data-dir`` and no ``partition-id`` owns all of that
+    folder; any other node has share number ``client`` of the partitioned data set. The held-out
+    domain is never among them.
+    """
+    data_dir = str(node_config.get("data-dir", "")) or settings.data_dir
+    data = load_data(settings, data_dir)
+    if "data-dir" in node_config and "partition-id" not in node_config:
+        target = settings.target_domain
+        own = [d for name, d in data.domains.items() if data.aliases.get(target, target) != name]
+        if not own:
+            raise UserError(f"{data_dir} holds only the held-out domain {target!r}: nothing to train on")
+    else:
+        if not 0 <= client < settings.num_clients:
+            raise UserError(
+                f"client {client}: stations x clients-per-station makes {settings.num_clients} shares, "
+                f"numbered from 0; set partition-id in the node-config to one of them"
+            )
+        share = _shares(
+            settings.dataset, settings.dataset_params, data_dir, settings.target_domain,
+            settings.stations, settings.clients_per_station, settings.lam,
+            settings.station_assignment, settings.seed,
+        )[client]
+        own = [data.domains[name].subset(index) for name, index in share.items() if len(index)]
+        if not own:
+            raise UserError(f"client {client} has no examples: use fewer clients or another lambda")
+    parts = [split_validation(d.targets, settings.validation_fraction, settings.seed) for d in own]
+    return ClientData(
+        data.spec,
+        concat([d.subset(train) for d, (train, _) in zip(own, parts, strict=True)]),
+        concat([d.subset(held) for d, (_, held) in zip(own, parts, strict=True)]),
+    )

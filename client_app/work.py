@@ -1,0 +1,108 @@
+"""What a client does with one message: build, train, measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from flwr.app import Context, RecordDict
+
+from client_app.data import Batches, client_data
+from client_app.methods.base import State
+from client_app.training import evaluate, learning_rate, torch_threads, train_locally
+from hfedatm.assembly import build_method, build_model, pick_device
+from hfedatm.errors import UserError
+from hfedatm.plugins import check_call, import_object
+from hfedatm.records import Task, record_to_state
+from hfedatm.seeding import derive
+from hfedatm.state import NodeMemory
+from hfedatm_core import Gram, collect_grams
+
+TRAIN_FN = "train(model, batches, received, settings) -> dict of metrics"
+
+
+class LocalWork:
+    """One message's work: the received model on this client's examples."""
+
+    def __init__(self, content: RecordDict, context: Context) -> None:
+        self.task = Task.from_record(content["task"])  # type: ignore[arg-type]
+        settings = self.settings = self.task.settings
+        self.device = pick_device(settings)
+        self.method = build_method(settings)
+        self.data = client_data(settings, self.task.client, context.node_config)
+        self.received = record_to_state(content["model"])  # type: ignore[arg-type]
+        shared = content.array_records.get("shared")
+        self.shared = record_to_state(shared) if shared else {}
+        self.model = build_model(settings, self.data.spec, self.method)
+        self.model.load_state_dict(self.received)
+        self.model.to(self.device)
+        self.memory = NodeMemory(
+            settings.run_name or "run", f"client-{self.task.client}",
+            context.node_config.get("state-dir"),  # type: ignore[arg-type]
+        )
+        self.num_examples = len(self.data.train)
+        self._moment = (self.task.round, self.task.station_round)
+        self._seed = derive(settings.seed, "client", self.task.client, *self._moment)
+
+    def share(self) -> State:
+        """Return what the method averages before the round."""
+        with self._reproducible():
+            return self.method.share(self.model, self._batches())
+
+    def train(self) -> dict[str, float]:
+        """Train, with the project's loop or the user's."""
+        with self._reproducible():
+            if self.settings.train_fn:
+                return self._train_with(load_train_fn(self.settings))
+            self.method.begin(self.model, self.shared, self.memory.load(before=self._moment))
+            lr = learning_rate(self.settings, *self._moment)
+            shuffled = self._batches(derive(self._seed, "order"))
+            loss = train_locally(self.model, self.method, shuffled, self.settings, lr)
+        if kept := self.method.remember():
+            self.memory.save(self._moment, kept)
+        return {"loss": loss}
+
+    def _train_with(self, train_fn: Callable[..., Any]) -> dict[str, float]:
+        shuffled = self._batches(derive(self._seed, "order"))
+        metrics = train_fn(self.model, shuffled, self.received, self.settings)
+        if not isinstance(metrics, dict) or "loss" not in metrics:
+            raise UserError(f"train-fn must return a dict with a 'loss', got {metrics!r}; {TRAIN_FN}")
+        return {name: float(value) for name, value in metrics.items()}
+
+    def grams(self) -> dict[str, Gram]:
+        """Return the Gram matrices of the trained model's Linear inputs on all training examples."""
+        s = self.settings
+        with self._reproducible():
+            grams = collect_grams(
+                self.model, self._batches(), max_dim=s.gram_max_dim, rank=s.gram_rank,
+                max_batches=s.gram_batches or None, conv=s.regmean_conv, bias=s.regmean_bias == "exact",
+            )
+        for layer, gram in grams.items():
+            if gram.rows < s.gram_min_rows:
+                raise UserError(
+                    f"the Gram of {layer} is made of {gram.rows} rows, fewer than gram-min-rows = "
+                    f"{s.gram_min_rows}: so few can be reconstructed. Give this client more examples, "
+                    "or turn on privacy.mechanism"
+                )
+        return grams
+
+    def evaluate(self) -> dict[str, float]:
+        """Return loss and accuracy counts on the validation examples."""
+        held_out = Batches(self.data.validation, self.data.spec, 256, self.device)
+        with self._reproducible():
+            return evaluate(self.model, held_out)
+
+    def _batches(self, seed: int | None = None) -> Batches:
+        return Batches(self.data.train, self.data.spec, self.settings.batch_size, self.device, seed)
+
+    def _reproducible(self) -> Any:
+        torch.manual_seed(self._seed)
+        return torch_threads(self.settings.threads)
+
+
+def load_train_fn(settings: Any) -> Callable[..., Any]:
+    """Return the user's training function, or say what it must look like."""
+    function = import_object("train-fn", settings.train_fn)
+    check_call("train-fn", function, TRAIN_FN, "model", "batches", "received", "settings")
+    return function  # type: ignore[no-any-return]

@@ -1,0 +1,79 @@
+"""From settings to objects: the data set, the network, the client method.
+
+Every tier calls these with the same settings and so gets the same network.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+import client_app.methods
+import hfedatm_core.data
+import hfedatm_core.models
+from client_app.methods.base import Method
+from hfedatm.errors import UserError
+from hfedatm.plugins import check_call, construct, find_class, find_function
+from hfedatm.seeding import derive
+from hfedatm.settings import Settings, parse_params
+from hfedatm_core.data import DataSpec, DomainData
+
+
+def load_data(settings: Settings, data_dir: str | None = None) -> DomainData:
+    """Load the data set; a process that serves many clients loads it once."""
+    return _load(settings.dataset, settings.dataset_params, data_dir or settings.data_dir)
+
+
+@lru_cache(maxsize=2)
+def _load(dataset: str, params: str, data_dir: str) -> DomainData:
+    load = find_function("dataset", dataset, hfedatm_core.data, "load", "hfedatm.datasets")
+    check_call("dataset", load, "load(data_dir, **params) -> DomainData", "data_dir")
+    try:
+        data: Any = load(data_dir or None, **parse_params(params))
+    except (ValueError, TypeError, OSError) as error:
+        raise UserError(f"dataset: {error}") from error
+    if not isinstance(data, DomainData):
+        raise UserError(f"dataset: {dataset!r} returned {type(data).__name__}, not a DomainData")
+    return data
+
+
+def target_domain(settings: Settings, data: DomainData) -> str:
+    """Return the name of the held-out domain as the data set spells it."""
+    try:
+        return data.key(settings.target_domain)
+    except ValueError as error:
+        raise UserError(f"target-domain: {error}") from None
+
+
+def build_method(settings: Settings) -> Method:
+    """Make the client method."""
+    cls = find_class("client-method", settings.client_method, client_app.methods, Method, "hfedatm.methods")
+    method: Method = construct("client-params", cls, parse_params(settings.client_params))
+    return method
+
+
+def build_model(settings: Settings, spec: DataSpec, method: Method) -> nn.Module:
+    """Make the network the method trains, with the same initial weights on every tier."""
+    build = find_function("model", settings.model, hfedatm_core.models, "build", "hfedatm.models")
+    check_call("model", build, "build(spec, **params) -> torch.nn.Module", "spec")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(settings.seed, "model"))
+        try:
+            model: Any = build(spec, **parse_params(settings.model_params))
+        except (ValueError, TypeError, OSError) as error:
+            raise UserError(f"model: {error}") from error
+        if not isinstance(model, nn.Module):
+            raise UserError(f"model: {settings.model!r} returned {type(model).__name__}, not a Module")
+        return method.adapt(model)
+
+
+def pick_device(settings: Settings) -> torch.device:
+    """Return the device to compute on; ``auto`` takes a GPU when there is one."""
+    if settings.device != "auto":
+        return torch.device(settings.device)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

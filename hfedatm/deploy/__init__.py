@@ -1,0 +1,1 @@
+"""Real machines: certificates, gateways, and the processes of the three tiers."""

@@ -1,0 +1,126 @@
+"""Certificates for the links and keys for the nodes.
+
+Every machine gets one folder and nothing else: the authority's certificate ``ca.pem``, and
+``link.pem``/``link.key`` if it runs a SuperLink, and ``node``/``node.pub`` if it runs a SuperNode.
+The authority's own key stays in the top folder, with the operator.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+LIFETIME = timedelta(days=825)  # the longest that common TLS libraries accept for a server
+
+
+def make_authority(folder: Path) -> None:
+    """Make a certificate authority (``ca.pem``, ``ca.key``) in `folder`, unless there is one."""
+    if (folder / "ca.key").exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = _name("HFedATM authority")
+    certificate = (
+        _certificate(name, name, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    _write(folder / "ca.key", _pem(key))
+    _write(folder / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM), public=True)
+
+
+def make_link_certificate(authority: Path, folder: Path, hosts: Iterable[str]) -> None:
+    """Make ``link.pem`` and ``link.key`` for a SuperLink that is reached by the names `hosts`."""
+    issuer = x509.load_pem_x509_certificate((authority / "ca.pem").read_bytes())
+    issuer_key = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
+    hosts = list(dict.fromkeys(hosts))
+    key = ec.generate_private_key(ec.SECP384R1())
+    certificate = (
+        _certificate(_name(hosts[0]), issuer.subject, key.public_key())
+        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key()), critical=False
+        )
+        .add_extension(
+            x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+        )
+        .sign(issuer_key, hashes.SHA384())
+    )
+    _write(folder / "link.key", _pem(key))
+    _write(folder / "link.pem", certificate.public_bytes(serialization.Encoding.PEM), public=True)
+    _write(folder / "ca.pem", (authority / "ca.pem").read_bytes(), public=True)
+
+
+def make_node_key(authority: Path, folder: Path) -> None:
+    """Make ``node`` and ``node.pub``, the key pair by which a SuperNode is known to its link."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    _write(folder / "node", private)
+    _write(folder / "node.pub", public + b"\n", public=True)
+    _write(folder / "ca.pem", (authority / "ca.pem").read_bytes(), public=True)
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=5))  # clocks of two machines differ a little
+        .not_valid_after(now + LIFETIME)
+    )
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name[:64])])
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _usage(**granted: bool) -> x509.KeyUsage:
+    names = "digital_signature content_commitment key_encipherment data_encipherment key_agreement"
+    names += " key_cert_sign crl_sign encipher_only decipher_only"
+    return x509.KeyUsage(**dict.fromkeys(names.split(), False) | granted)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _write(path: Path, content: bytes, *, public: bool = False) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with os.fdopen(os.open(path, flags, 0o644 if public else 0o600), "wb") as file:
+        file.write(content)

@@ -1,0 +1,94 @@
+"""The few public Flower commands that deployment needs, with errors that say what failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+# An app names one ServerApp and one ClientApp, so each of the two links of the hierarchy, server to
+# stations and station to clients, has an app of its own.
+COMPONENTS = {
+    "server": {"serverapp": "server_app.app:app", "clientapp": "station_app.app:client"},
+    "station": {"serverapp": "station_app.app:server", "clientapp": "client_app.app:app"},
+}
+
+
+def environment(home: Path | None = None) -> dict[str, str]:
+    """Return the environment for a Flower command that keeps its files in `home`."""
+    # Flower starts its helpers by name, so they must be found where this Python is installed.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    settings = {
+        "PATH": path,
+        # Nodes run the code that is installed on them: nothing is fetched or reported at run time.
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+    }
+    return os.environ | settings | ({"FLWR_HOME": str(home)} if home else {})
+
+
+class FlowerError(RuntimeError):
+    """A Flower command failed."""
+
+
+def write_app(folder: Path, tier: str, config: Mapping[str, str | int | float | bool]) -> Path:
+    """Write a Flower App that only names the components of `tier`.
+
+    It carries no code, so what it starts is the code installed on each node.
+    """
+    app = {"publisher": "hfedatm", "components": COMPONENTS[tier], "config": dict(config)}
+    manifest = {
+        "project": {"name": f"hfedatm-{tier}", "version": version("hfedatm")},
+        "tool": {"flwr": {"app": app}},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(manifest), encoding="utf-8")
+    return folder
+
+
+def start_run(app: Path, link: str, home: Path | None = None) -> int:
+    """Start the app on the SuperLink that Flower's configuration calls `link`; return its id."""
+    return int(_flwr(["run", str(app), link], home)["run-id"])
+
+
+def run_status(run_id: int, link: str, home: Path | None = None) -> tuple[str, str]:
+    """Return a run's status, such as ``finished:completed``, and what Flower says about it."""
+    run = _flwr(["list", link, "--run-id", str(run_id)], home)["runs"][0]
+    return run["status"], run["status-details"]
+
+
+def register_node(public_key: Path, link: str, home: Path | None = None) -> None:
+    """Let the node that holds the private key take part; registering it again is no error."""
+    try:
+        _flwr(["supernode", "register", str(public_key), link], home)
+    except FlowerError as error:
+        if "already" not in str(error):
+            raise
+
+
+def online_nodes(link: str, home: Path | None = None) -> int:
+    """Return how many nodes the SuperLink hears from."""
+    nodes = _flwr(["supernode", "list", link], home)["nodes"]
+    return sum(node["status"] == "online" for node in nodes)
+
+
+def _flwr(arguments: list[str], home: Path | None) -> dict[str, Any]:
+    """Run ``flwr`` and return its JSON answer."""
+    command = ["flwr", *arguments, "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(home))
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        answer = {"success": False, "error-message": done.stderr or done.stdout}
+    if not answer.get("success"):
+        reason = str(answer.get("error-message", answer)).strip()
+        raise FlowerError(f"`flwr {' '.join(arguments)}` failed: {reason}")
+    return answer

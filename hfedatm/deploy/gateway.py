@@ -1,0 +1,106 @@
+"""The only way from a node to a SuperLink: a reverse proxy that passes the Fleet API and no more.
+
+A SuperLink answers nodes (Fleet), the operator (Control) and its own runs (Runtime) on one port,
+and node authentication guards only the first: whoever reaches the port could start runs, that is,
+run code on every node. So the SuperLink listens where nodes cannot reach it, and they get this
+gateway, which ends TLS, passes ``/v1/fleet/*`` and ``/health`` on with headers and signatures
+unchanged, and refuses everything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+log = logging.getLogger("uvicorn.error")
+
+# Flower sends arrays in chunks of 5 MiB, so an honest request is far below this.
+MAX_BODY = 64 * 2**20
+# Headers that describe one connection rather than the message (RFC 9110, 7.6.1), and the framing
+# that the two HTTP libraries write themselves.
+_CONNECTION_HEADERS = {
+    *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
+    *("transfer-encoding", "upgrade", "host", "content-length", "accept-encoding"),
+}
+
+
+def build(upstream: str, ca_file: str | None = None, max_body: int = MAX_BODY) -> Starlette:
+    """Return the gateway to the SuperLink at the URL `upstream`, as an ASGI application."""
+    verify = ssl.create_default_context(cafile=ca_file) if ca_file else True
+    # Flower's nodes give up after 30 s themselves; the environment's proxies lead elsewhere.
+    client = httpx.AsyncClient(base_url=upstream, verify=verify, timeout=60, trust_env=False)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with client:
+            yield
+
+    async def forward(request: Request) -> Response:
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > max_body:
+                log.warning("refused %s: body over %s bytes", request.url.path, max_body)
+                return PlainTextResponse("body too large", 413)
+        try:
+            answer = await client.request(
+                request.method,
+                request.url.path,
+                headers=_end_to_end(request.headers.raw) + [(b"accept-encoding", b"identity")],
+                content=bytes(body),
+            )
+        except httpx.TransportError as error:
+            log.warning("the SuperLink at %s does not answer: %r", upstream, error)
+            return PlainTextResponse("the SuperLink does not answer", 502)
+        response = Response(answer.content, answer.status_code)
+        response.raw_headers += _end_to_end(answer.headers.raw)
+        return response
+
+    async def refuse(request: Request) -> Response:
+        log.warning("refused %s: a node may use the Fleet API only", request.url.path)
+        return PlainTextResponse("this address serves the Fleet API only", 403)
+
+    routes = [
+        Route("/health", forward, methods=["GET"]),
+        # One path segment: nothing that a server could resolve to another API.
+        Route("/v1/fleet/{call}", forward, methods=["POST"]),
+        Route("/{anything:path}", refuse, methods=["GET", "HEAD", "POST", "PUT", "DELETE"]),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+def _end_to_end(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [(key, v) for key, v in headers if key.decode().lower() not in _CONNECTION_HEADERS]
+
+
+def main() -> None:
+    """Run a gateway: ``python -m hfedatm.deploy.gateway --help``."""
+    parser = argparse.ArgumentParser(prog="hfedatm-gateway", description=__doc__)
+    parser.add_argument("--upstream", required=True, help="the SuperLink, https://host:port")
+    parser.add_argument("--ca", help="certificate authority that the SuperLink's name is proved by")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--cert", help="this gateway's certificate; without one: plain HTTP")
+    parser.add_argument("--key", help="the certificate's private key")
+    arguments = parser.parse_args()
+    uvicorn.run(
+        build(arguments.upstream, arguments.ca),
+        host=arguments.host,
+        port=arguments.port,
+        ssl_certfile=arguments.cert,
+        ssl_keyfile=arguments.key,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Turn the name in a setting into code: built-in, entry point, or ``package.module:object``.
+
+Built-in names are modules of one package and are found by importing them, so adding one is adding
+a file. Other packages can announce theirs under the entry-point groups ``hfedatm.models``,
+``hfedatm.datasets``, ``hfedatm.methods`` and ``hfedatm.rules``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import fields
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Any
+
+from hfedatm.errors import UserError
+from hfedatm_core.discovery import find, suggest
+
+OWN = "Your own is written 'package.module:name'."
+
+
+class PluginError(UserError):
+    """A named piece of code cannot be found or does not have the needed form."""
+
+
+def find_function(setting: str, name: str, package: ModuleType, attribute: str, group: str) -> Any:
+    """Return the function a setting names; ``attribute`` is what a built-in module calls it."""
+    try:
+        return _from_elsewhere(setting, name, group) or find(package, name, attribute, setting)
+    except ValueError as error:
+        raise PluginError(f"{setting}: {error} {OWN}") from None
+
+
+def find_class(setting: str, name: str, package: ModuleType, base: type, group: str) -> Any:
+    """Return the subclass of ``base`` a setting names."""
+    found = _from_elsewhere(setting, name, group)
+    if found is None:
+        module = _builtin(setting, name, package)
+        found = next(
+            value for value in vars(module).values()
+            if inspect.isclass(value) and issubclass(value, base) and value.__module__ == module.__name__
+        )
+    if not (inspect.isclass(found) and issubclass(found, base)):
+        raise PluginError(f"{setting}: {name!r} must be a subclass of {base.__module__}.{base.__name__}")
+    return found
+
+
+def import_object(setting: str, path: str) -> Any:
+    """Import ``package.module:object``."""
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise PluginError(
+            f"{setting}: cannot import {module_name!r} ({error}); install the package that has it "
+            "where the run takes place, on every node"
+        ) from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        raise PluginError(f"{setting}: module {module_name!r} has no {attribute!r}") from None
+
+
+def check_call(setting: str, function: Callable[..., Any], signature: str, *args: str) -> None:
+    """Refuse a function that cannot be called with ``args``; ``signature`` is shown as the cure."""
+    if not callable(function):
+        raise PluginError(f"{setting}: {function!r} is not callable; it must be {signature}")
+    try:
+        inspect.signature(function).bind(*args)
+    except TypeError as error:
+        name = getattr(function, "__name__", repr(function))
+        raise PluginError(
+            f"{setting}: {name}{inspect.signature(function)} cannot be called as needed ({error}); "
+            f"it must be {signature}"
+        ) from None
+
+
+def construct(setting: str, cls: Any, params: dict[str, Any]) -> Any:
+    """Make a dataclass from the user's parameters; an unknown one is refused by name."""
+    known = [field.name for field in fields(cls) if field.init]
+    for name in params:
+        if name not in known:
+            raise PluginError(
+                f"{setting}: {cls.__name__} has no parameter {name!r}; "
+                f"it has: {', '.join(known) or 'none'}.{suggest(name, known)}"
+            )
+    try:
+        return cls(**params)
+    except (TypeError, ValueError) as error:
+        raise PluginError(f"{setting}: {error}") from error
+
+
+def _from_elsewhere(setting: str, name: str, group: str) -> Any:
+    if ":" in name:
+        return import_object(setting, name)
+    for point in entry_points(group=group, name=name):
+        return point.load()
+    return None
+
+
+def _builtin(setting: str, name: str, package: ModuleType) -> ModuleType:
+    known = [info.name.replace("_", "-") for info in pkgutil.iter_modules(package.__path__)]
+    known.remove("base")
+    if name not in known:
+        raise PluginError(
+            f"{setting}: got {name!r}; available: {', '.join(known)}.{suggest(name, known)} {OWN}"
+        )
+    return importlib.import_module(f"{package.__name__}.{name.replace('-', '_')}")

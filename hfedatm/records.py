@@ -1,0 +1,210 @@
+"""What travels between tiers, and the checks on what arrives.
+
+A message carries a ``task`` (what to do, with the run's settings), a ``model`` and, for some
+methods, ``shared`` arrays. A reply carries a ``model``, ``grams``, ``metrics`` and, from a station,
+the ``failures`` of its clients; or a ``failure`` that says why there is nothing else. Nothing is
+ever unpickled, and nothing that fails a check reaches a sum.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from hfedatm.settings import Settings
+from hfedatm_core.gram import Gram
+from hfedatm_core.wire import pack_grams, unpack_grams
+
+State = dict[str, torch.Tensor]
+
+
+class BadReply(Exception):
+    """A node's reply cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a node is asked to do."""
+
+    kind: Literal["prepare", "train", "evaluate"]
+    settings: Settings
+    round: int
+    station: int = -1
+    station_round: int = 0
+    client: int = -1
+    send_grams: bool = False
+
+    def to_record(self) -> ConfigRecord:
+        """Return the wire form."""
+        return ConfigRecord({**self.__dict__, "settings": self.settings.model_dump_json(by_alias=True)})
+
+    @classmethod
+    def from_record(cls, record: ConfigRecord) -> Task:
+        """Read the wire form; the settings are validated again."""
+        given: dict[str, Any] = dict(record)
+        return cls(**{**given, "settings": Settings.model_validate_json(given["settings"])})
+
+    def but(self, **changes: Any) -> Task:
+        """Return this task with some fields changed."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A node that was left out of a round, and why."""
+
+    node: str
+    reason: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Return plain data."""
+        return asdict(self)
+
+
+# --- packing ---------------------------------------------------------------------------------------
+
+
+def arrays_to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
+    """Wrap named numpy arrays."""
+    return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in arrays.items()})
+
+
+def record_to_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
+    """Unwrap named numpy arrays."""
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def state_to_record(state: Mapping[str, torch.Tensor]) -> ArrayRecord:
+    """Wrap a state dict."""
+    return ArrayRecord({name: Array(tensor.detach().cpu().numpy()) for name, tensor in state.items()})
+
+
+def record_to_state(record: ArrayRecord) -> State:
+    """Unwrap a state dict."""
+    return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
+
+
+def grams_to_record(grams: Mapping[str, Gram], dtype: str = "float32") -> ArrayRecord:
+    """Wrap Gram matrices; a Gram that several layers share is stored once."""
+    return arrays_to_record(pack_grams(grams, dtype=dtype))
+
+
+def record_to_grams(record: ArrayRecord) -> dict[str, Gram]:
+    """Unwrap Gram matrices."""
+    return unpack_grams(record_to_arrays(record))
+
+
+def failures_to_record(failures: Iterable[Failure]) -> ConfigRecord:
+    """Wrap failures."""
+    listed = list(failures)
+    return ConfigRecord({"nodes": [f.node for f in listed], "reasons": [f.reason for f in listed]})
+
+
+def record_to_failures(record: ConfigRecord) -> list[Failure]:
+    """Unwrap failures."""
+    nodes, reasons = record.get("nodes", []), record.get("reasons", [])
+    return [Failure(str(node), str(reason)) for node, reason in zip(nodes, reasons, strict=False)]  # type: ignore[arg-type]
+
+
+def reply_with_failure(message: Message, error: BaseException) -> Message:
+    """Answer with the error itself, so that the person who started the run sees it."""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    where = f" ({last[0].name}, {last[0].filename.rsplit('/', 1)[-1]}:{last[0].lineno})" if last else ""
+    reason = f"{type(error).__name__}: {error}{where}"
+    return Message(RecordDict({"failure": ConfigRecord({"reason": reason[:4000]})}), reply_to=message)
+
+
+# --- unpacking what arrived --------------------------------------------------------------------------
+
+
+def open_reply(message: Message, max_mb: float) -> RecordDict:
+    """Return the content of a reply, or raise `BadReply` with the node's reason."""
+    if message.has_error():
+        raise BadReply(message.error.reason or f"Flower error {message.error.code}")
+    content = message.content
+    if "failure" in content.config_records:
+        raise BadReply(str(content.config_records["failure"].get("reason", "unknown error")))
+    size = content_bytes(content)
+    if size > max_mb * 1e6:
+        raise BadReply(f"reply of {size / 1e6:.1f} MB is larger than max-reply-mb = {max_mb:g}")
+    return content
+
+
+def content_bytes(content: RecordDict) -> int:
+    """Bytes of all arrays in a message."""
+    return sum(record.count_bytes() for record in content.array_records.values())
+
+
+def open_state(content: RecordDict, reference: Mapping[str, torch.Tensor], key: str = "model") -> State:
+    """Return the model in a reply after checking keys, shapes, types and finiteness."""
+    if key not in content.array_records:
+        raise BadReply(f"reply has no '{key}' arrays")
+    record = content.array_records[key]
+    missing, extra = reference.keys() - record.keys(), record.keys() - reference.keys()
+    if missing or extra:
+        raise BadReply(f"{key}: missing tensors {sorted(missing)}, unknown tensors {sorted(extra)}")
+    state: State = {}
+    for name, expected in reference.items():
+        tensor = _read(name, record[name])
+        if tensor.shape != expected.shape:
+            raise BadReply(f"{key}: {name} has shape {tuple(tensor.shape)}, not {tuple(expected.shape)}")
+        if tensor.dtype != expected.dtype:
+            raise BadReply(f"{key}: {name} has type {tensor.dtype}, not {expected.dtype}")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise BadReply(f"{key}: {name} has values that are not finite")
+        state[name] = tensor
+    return state
+
+
+def _read(name: str, array: Array) -> torch.Tensor:
+    try:
+        value = array.numpy()
+        if tuple(value.shape) != tuple(array.shape):
+            raise ValueError(f"says shape {array.shape} but carries {value.shape}")
+        return torch.from_numpy(value)
+    except Exception as error:  # whatever a hostile or broken node put there
+        raise BadReply(f"{name} cannot be read: {error}") from error
+
+
+def open_grams(content: RecordDict, layers: Mapping[str, int]) -> dict[str, Gram]:
+    """Return the Grams in a reply; ``layers`` maps each expected layer to its width."""
+    if "grams" not in content.array_records:
+        raise BadReply("reply has no 'grams' arrays")
+    try:
+        grams = record_to_grams(content.array_records["grams"])
+    except Exception as error:
+        raise BadReply(f"grams cannot be read: {error}") from error
+    missing, extra = layers.keys() - grams.keys(), grams.keys() - layers.keys()
+    if missing or extra:
+        raise BadReply(f"grams: missing layers {sorted(missing)}, unknown layers {sorted(extra)}")
+    for name, width in layers.items():
+        if grams[name].dim != width:
+            raise BadReply(f"grams: {name} is {grams[name].dim} wide, not {width}")
+    return grams
+
+
+def open_metrics(content: RecordDict, counts: Iterable[str] = ("num-examples",)) -> dict[str, float]:
+    """Return the metrics of a reply; ``counts`` must be there and be plausible whole numbers."""
+    if "metrics" not in content.metric_records:
+        raise BadReply("reply has no 'metrics'")
+    metrics: dict[str, float] = {}
+    for name, value in content.metric_records["metrics"].items():
+        if not isinstance(value, int | float) or not np.isfinite(value):
+            raise BadReply(f"metrics: {name} = {value!r} is not a finite number")
+        metrics[name] = value
+    for name in counts:
+        count = metrics.get(name)
+        if count is None or count != int(count) or not 0 < count < 1e12:
+            raise BadReply(f"metrics: {name} = {count!r} is not a plausible count")
+    return metrics
+
+
+def metrics_to_record(metrics: Mapping[str, float]) -> MetricRecord:
+    """Wrap metrics."""
+    return MetricRecord(dict(metrics))

@@ -1,0 +1,74 @@
+"""A view of a Flower Grid: these children, under their logical ids, and no other node."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from hfedatm.runtime.streaming import StreamingGrid
+
+
+class MappedGrid(StreamingGrid):
+    """Show chosen nodes of ``grid`` under logical ids.
+
+    Parameters
+    ----------
+    grid
+        The Grid of the run.
+    node_of
+        Logical id -> node id. Several logical ids may live on one node: a simulation with fewer
+        nodes than clients then works through them in turn.
+    poll
+        Seconds between two looks for a reply.
+    """
+
+    def __init__(self, grid: Grid, node_of: Mapping[int, int], poll: float = 0.05) -> None:
+        self._grid = grid
+        self._node_of = dict(node_of)
+        self._poll = poll
+        self._waiting: dict[str, Message] = {}
+
+    def get_node_ids(self) -> list[int]:
+        """Return the logical ids in order."""
+        return sorted(self._node_of)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Send each message to the node its logical id lives on."""
+        ids = []
+        for message in messages:
+            # One at a time: a link that refuses a message leaves its id out of the answer.
+            ids.append(next(iter(self._grid.push_messages([self._outgoing(message)])), ""))
+            self._waiting[ids[-1]] = message
+        return ids
+
+    def _outgoing(self, message: Message) -> Message:
+        meta = message.metadata
+        if meta.dst_node_id not in self._node_of:
+            raise ValueError(f"node {meta.dst_node_id} is not one of this tier's children")
+        return Message(
+            message.content, self._node_of[meta.dst_node_id], meta.message_type,
+            ttl=meta.ttl, group_id=meta.group_id,
+        )
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies that are there, under the logical ids of those who were asked."""
+        replies = []
+        for reply in self._grid.pull_messages(message_ids):
+            # Flower's own "node unavailable" replies do not name the node: the message does.
+            asked = self._waiting.pop(reply.metadata.reply_to_message_id)
+            replies.append(Message(reply.error if reply.has_error() else reply.content, reply_to=asked))
+        return replies
+
+    def wait_for(self, message_id: str, sent_at: float, timeout: float | None) -> Message | None:
+        """Look for the reply until the time is up."""
+        while message_id:
+            if replies := self.pull_messages([message_id]):
+                return replies[0]
+            if timeout is not None and time.monotonic() >= sent_at + timeout:
+                self._waiting.pop(message_id)
+                break
+            time.sleep(self._poll)
+        return None

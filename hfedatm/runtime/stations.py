@@ -1,0 +1,76 @@
+"""Stations that live in the server's process, one thread each."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from hfedatm.records import reply_with_failure
+from hfedatm.runtime.streaming import StreamingGrid
+
+RunStation = Callable[[Grid, RecordDict], RecordDict]
+
+
+class LocalStationsGrid(StreamingGrid):
+    """A Grid whose nodes are stations, each with the Grid of its own clients.
+
+    Parameters
+    ----------
+    run_station
+        The station's job.
+    grids
+        Station id -> the Grid that shows exactly its clients.
+    concurrency
+        Stations at work at a time. A station that is done keeps its place until its reply is taken,
+        so that no more than this many replies are ever in memory.
+    """
+
+    def __init__(
+        self, run_station: RunStation, grids: Mapping[int, Grid], concurrency: int | None = None
+    ) -> None:
+        self._run_station = run_station
+        self._grids = dict(grids)
+        places = concurrency or len(self._grids)
+        self._pool = ThreadPoolExecutor(places, thread_name_prefix="station")
+        self._places = threading.Semaphore(places)
+        self._ids = itertools.count()
+        self._jobs: dict[str, Future[Message]] = {}
+
+    def get_node_ids(self) -> list[int]:
+        """Return the ids of the stations."""
+        return sorted(self._grids)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Start the stations."""
+        ids = []
+        for message in messages:
+            ids.append(str(next(self._ids)))
+            self._jobs[ids[-1]] = self._pool.submit(self._work, message)
+        return ids
+
+    def _work(self, message: Message) -> Message:
+        self._places.acquire()
+        try:
+            content = self._run_station(self._grids[message.metadata.dst_node_id], message.content)
+            return Message(content, reply_to=message)
+        except Exception as error:
+            return reply_with_failure(message, error)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies of the stations that are done."""
+        done = [key for key in message_ids if key in self._jobs and self._jobs[key].done()]
+        return [self._take(key) for key in done]
+
+    def wait_for(self, message_id: str, sent_at: float, timeout: float | None) -> Message | None:
+        """Wait for one station; its own clients' time limit bounds its work."""
+        return self._take(message_id)
+
+    def _take(self, message_id: str) -> Message:
+        reply = self._jobs.pop(message_id).result()
+        self._places.release()
+        return reply

@@ -1,0 +1,59 @@
+"""A Grid that hands over replies one at a time, in the order the messages were sent.
+
+Flower's own ``send_and_receive`` collects all replies in a list. Here it is a generator: a strategy
+that folds each reply into a running sum never holds more than one, and because the order is fixed
+the sum is the same to the last bit, whichever node answers first.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+
+from flwr.app import Error, Message, RecordDict
+from flwr.common.typing import Run
+from flwr.serverapp import Grid
+
+NO_REPLY = 1_001
+"""Error code of a reply made here for a node that did not answer."""
+
+
+class StreamingGrid(Grid):
+    """Base of our Grids; ``nodes`` are the logical ids of a tier's children."""
+
+    def set_run(self, run: Run) -> None:
+        """Set the run; kept only to satisfy the interface."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """Run information."""
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message (Flower's older way, still part of the interface)."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    @abstractmethod
+    def wait_for(self, message_id: str, sent_at: float, timeout: float | None) -> Message | None:
+        """Return the reply to one message, or None when it did not come in time."""
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Send all messages, then yield the replies in the order of the messages.
+
+        A node that does not answer in time yields an error reply that says so: nobody is lost
+        silently.
+        """
+        sent = list(messages)
+        ids = list(self.push_messages(sent))
+        sent_at = time.monotonic()
+        for message, message_id in zip(sent, ids, strict=True):
+            yield self.wait_for(message_id, sent_at, timeout) or Message(
+                Error(NO_REPLY, f"no reply within {timeout:g} s"), reply_to=message
+            )

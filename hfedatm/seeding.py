@@ -1,0 +1,24 @@
+"""Random numbers that depend on what is computed, never on when or where.
+
+Every random choice of a run is drawn from a seed made of the run's seed and the names of the thing
+decided (round, station, client). Results are then the same whatever order nodes are served in.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import torch
+
+
+def derive(seed: int, *parts: int | str) -> int:
+    """Return a 63-bit seed for one purpose."""
+    words = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in parts]
+    state = np.random.SeedSequence([seed, *words]).generate_state(1, np.uint64)
+    return int(state[0] >> np.uint64(1))
+
+
+def generator(seed: int, *parts: int | str) -> torch.Generator:
+    """Return a CPU generator for one purpose."""
+    return torch.Generator().manual_seed(derive(seed, *parts))

@@ -1,0 +1,219 @@
+"""Every setting of a run, with its default, its bounds and what it means.
+
+Settings are flat ``key = scalar`` pairs, because that is what ``flwr run -c`` carries. They are
+resolved in three layers: the defaults below, the row of ``configs/master-table.yaml`` that
+``preset`` names, and whatever the user gave. A value of ``""`` means "not given".
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hfedatm.errors import UserError
+
+
+class SettingsError(UserError):
+    """A setting is unknown, malformed or out of bounds."""
+
+
+def _key(name: str) -> str:
+    """``dp_sgd_clip`` -> ``dp-sgd-clip``."""
+    return name.replace("_", "-")
+
+
+class Settings(BaseModel):
+    """The resolved settings of one run; immutable, and equal on every tier."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, populate_by_name=True, alias_generator=_key,
+        protected_namespaces=(), coerce_numbers_to_str=True,
+    )
+
+    preset: str = Field("demo", description="row of the table of hyper-parameters to start from")
+
+    # --- data and who holds it
+    dataset: str = Field("digits", description="built-in name, entry point, or 'package.module:function'")
+    dataset_params: str = Field("", description="'key=value,...' for the data set's load function")
+    data_dir: str = Field("", description="folder above the data set's own folder")
+    target_domain: str = Field("45", description="the domain no client ever trains on")
+    stations: int = Field(4, ge=1)
+    clients_per_station: int = Field(3, ge=1)
+    lam: float = Field(
+        0.0, ge=0, le=1, alias="lambda",
+        description="heterogeneity: 0 gives each client its own domains, 1 mixes all evenly",
+    )
+    station_assignment: Literal["domain", "mixed"] = "domain"
+    validation_fraction: float = Field(0.1, ge=0, lt=1, description="held out per class, per client")
+
+    # --- model and local training
+    model: str = Field("lenet5", description="built-in name, entry point, or 'package.module:function'")
+    model_params: str = Field("", description="'key=value,...' for the model's build function")
+    client_method: str = Field("fedavg", description="built-in name, entry point, or 'package.module:Class'")
+    client_params: str = Field("", description="'key=value,...' for the client method")
+    train_fn: str = Field("", description="'package.module:function' that replaces the training loop")
+    local_epochs: int = Field(1, ge=1, description="E, epochs per station round")
+    batch_size: int = Field(32, ge=1)
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    lr: float = Field(0.05, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd, or beta1 of adamw")
+    weight_decay: float = Field(0.0, ge=0)
+    schedule: Literal["cosine", "constant"] = "cosine"
+
+    # --- rounds
+    server_rule: str = Field("hfedatm", description="built-in name, entry point, or 'package.module:Class'")
+    rule_params: str = Field("", description="'key=value,...' for the server rule")
+    rounds: int = Field(5, ge=1, description="global rounds")
+    station_rounds: int = Field(2, ge=1, description="N, station rounds per global round")
+    client_fraction: float = Field(1.0, gt=0, le=1, description="share of clients per station round")
+    evaluate_every: int = Field(1, ge=1, description="evaluate in every n-th round and in the last")
+
+    # --- alignment (FOT)
+    ot_solver: Literal["sinkhorn", "exact"] = "sinkhorn"
+    ot_scope: Literal["conv", "all"] = "conv"
+    ot_reg: float = Field(0.05, gt=0, description="entropic regularisation of the transport plan")
+    ot_iterations: int = Field(25, ge=1)
+    ot_margin: float = Field(0.0, ge=0, lt=1, description="relative gain a permutation must bring")
+    reference: Literal["first", "previous", "medoid"] = "first"
+
+    # --- RegMean and Gram matrices
+    alpha: float = Field(0.75, ge=0, le=1, description="shrinkage of a Gram towards its diagonal")
+    ridge: float = Field(1e-6, ge=0, description="relative to the mean diagonal")
+    regmean_weights: Literal["clients", "examples"] = "clients"
+    regmean_bias: Literal["mean", "exact"] = "mean"
+    regmean_conv: bool = False
+    gram_weights: Literal["uniform", "examples"] = "uniform"
+    gram_batches: int = Field(0, ge=0, description="mini-batches a Gram is made of; 0 is all")
+    gram_max_dim: int = Field(4096, ge=1, description="wider layers send a low-rank factor")
+    gram_rank: int = Field(256, ge=1)
+    gram_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    gram_min_rows: int = Field(64, ge=1, description="smaller Grams are refused unless DP is on")
+
+    # --- where it runs, what happens when a node fails
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")
+    threads: int = Field(1, ge=0, description="CPU threads per client; 0 leaves it to torch")
+    seed: int = Field(0, ge=0, lt=2**63)
+    client_timeout: float = Field(600.0, gt=0, description="seconds a station waits for a client")
+    station_timeout: float = Field(7200.0, gt=0, description="seconds the server waits for a station")
+    client_quorum: float = Field(0.5, ge=0, le=1, description="share of the asked clients that must answer")
+    station_quorum: float = Field(0.5, ge=0, le=1, description="share of the stations that must answer")
+    max_reply_mb: float = Field(4096.0, gt=0, description="larger replies are dropped")
+
+    # --- results
+    output: str = Field("results", description="folder that holds one folder per run")
+    run_name: str = Field("", description="name of the run's folder; empty makes one")
+    resume: str = Field("", description="folder of a run to continue")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.regmean_bias == "exact" and self.regmean_conv:
+            raise ValueError("regmean-conv: not available together with regmean-bias = 'exact'")
+        for key in ("dataset_params", "model_params", "client_params", "rule_params"):
+            try:
+                parse_params(getattr(self, key))
+            except ValueError as error:
+                raise ValueError(f"{_key(key)}: {error}") from None
+        return self
+
+    @property
+    def num_clients(self) -> int:
+        """Clients of all stations together."""
+        return self.stations * self.clients_per_station
+
+    def as_config(self) -> dict[str, Any]:
+        """Flat ``key -> value`` with the keys users write."""
+        return self.model_dump(by_alias=True)
+
+
+def keys() -> list[str]:
+    """Every key a user may write."""
+    return [field.alias or _key(name) for name, field in Settings.model_fields.items()]
+
+
+def resolve(given: Mapping[str, Any]) -> Settings:
+    """Layer what the user gave over the preset over the defaults, and check it.
+
+    Raises
+    ------
+    SettingsError
+        Naming each wrong key, what was given and what is allowed.
+    """
+    chosen = {key: value for key, value in given.items() if value != ""}
+    _refuse_unknown(chosen, "settings")
+    preset = str(chosen.get("preset", Settings.model_fields["preset"].default))
+    rows = load_presets()
+    if preset not in rows:
+        raise SettingsError(f"preset: got {preset!r}; must be one of {', '.join(sorted(rows))}")
+    _refuse_unknown(rows[preset], f"preset {preset!r}")
+    try:
+        return Settings.model_validate({**rows[preset], **chosen})
+    except ValidationError as error:
+        raise SettingsError("\n".join(map(_explain, error.errors()))) from None
+
+
+def load_presets() -> dict[str, dict[str, Any]]:
+    """Rows of the table of hyper-parameters; a row may be ``based-on`` another."""
+    table = yaml.safe_load(_table_path().read_text(encoding="utf-8"))["presets"]
+
+    def row(name: str) -> dict[str, Any]:
+        own = dict(table[name] or {})
+        base = own.pop("based-on", None)
+        return {**(row(base) if base else {}), **own}
+
+    return {name: row(name) for name in table}
+
+
+def _table_path() -> Path:
+    package = Path(__file__).parent
+    # An installed wheel carries the folder inside the package; a checkout and a FAB beside it.
+    for folder in (package / "configs", package.parent / "configs"):
+        if (folder / "master-table.yaml").is_file():
+            return folder / "master-table.yaml"
+    raise SettingsError("configs/master-table.yaml is missing: reinstall hfedatm")
+
+
+def parse_params(text: str) -> dict[str, Any]:
+    """``"mu=0.01, mode=mean"`` -> ``{"mu": 0.01, "mode": "mean"}``."""
+    params: dict[str, Any] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip().replace("-", "_").isidentifier():
+            raise ValueError(f"got {part!r}; write 'name=value', separated by commas")
+        params[name.strip().replace("-", "_")] = _number_or_text(value.strip())
+    return params
+
+
+def _number_or_text(text: str) -> Any:
+    for convert in (int, float):  # YAML would read 1e-3 as text
+        try:
+            return convert(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _refuse_unknown(given: Mapping[str, Any], where: str) -> None:
+    known = keys()
+    wrong = [key for key in given if key not in known]
+    if wrong:
+        lines = []
+        for key in wrong:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(known)}"
+            lines.append(f"{key}: unknown key in {where}; {hint}")
+        raise SettingsError("\n".join(lines))
+
+
+def _explain(error: Any) -> str:
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if not error["loc"]:
+        return message
+    key = str(error["loc"][0])
+    field = next((f for n, f in Settings.model_fields.items() if key in (f.alias, _key(n))), None)
+    meaning = f" ({field.description})" if field is not None and field.description else ""
+    return f"{key}: got {error['input']!r}; {message[0].lower()}{message[1:]}{meaning}"

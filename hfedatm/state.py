@@ -1,0 +1,67 @@
+"""What a node keeps to itself from one round to the next.
+
+A node may be a new process for every message, may be killed, and may be asked again for a round it
+has already done. So what it keeps is a file per point in time, and reading asks for the newest one
+*before* the round at hand: doing a round again starts from the same memory as the first time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+Moment = tuple[int, int]
+"""Global round, station round."""
+
+
+class NodeMemory:
+    """Tensors of one node of one run, by moment.
+
+    Parameters
+    ----------
+    run
+        Name of the run.
+    node
+        Name of the node, for example ``client-3``.
+    root
+        Folder of all memories; default ``$HFEDATM_STATE`` or the user's cache folder.
+    """
+
+    KEPT = 3  # the round at hand, the one before it, and one more for a server that was set back
+
+    def __init__(self, run: str, node: str, root: str | Path | None = None) -> None:
+        base = Path(root or os.environ.get("HFEDATM_STATE") or Path.home() / ".cache/hfedatm/state")
+        self._folder = base / run / node
+
+    def load(self, before: Moment) -> dict[str, torch.Tensor]:
+        """Return what was kept last before this moment; empty at first."""
+        earlier = [moment for moment in self._moments() if moment < before]
+        return load_file(self._path(max(earlier))) if earlier else {}
+
+    def save(self, at: Moment, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Keep tensors; the file appears whole or not at all."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(at)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
+        part.replace(path)
+        rounds = sorted({moment[0] for moment in self._moments()})[: -self.KEPT]
+        for moment in self._moments():
+            if moment[0] in rounds:
+                self._path(moment).unlink(missing_ok=True)
+
+    def forget(self) -> None:
+        """Remove everything; called when the run needs it no more."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _moments(self) -> list[Moment]:
+        names = [path.stem.split("-") for path in self._folder.glob("*-*.safetensors")]
+        return [(int(a), int(b)) for a, b in names]
+
+    def _path(self, moment: Moment) -> Path:
+        return self._folder / f"{moment[0]}-{moment[1]}.safetensors"
