@@ -1,0 +1,101 @@
+"""Arrays that are expensive to make, made once and memory-mapped afterwards.
+
+Decoded images and tokenised text are kept in ``$HFEDATM_CACHE`` (default ``~/.cache/hfedatm``). The
+file name carries a digest of everything the content depends on, so nothing has to be invalidated.
+"""
+
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from filelock import FileLock
+
+Array = npt.NDArray[np.generic]
+logger = logging.getLogger(__name__)
+
+
+def cache_dir() -> Path:
+    """Return the cache folder: ``$HFEDATM_CACHE``, else ``hfedatm`` in the user's cache folder."""
+    if chosen := os.environ.get("HFEDATM_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hfedatm"
+
+
+def digest(parts: Iterable[object]) -> str:
+    """Return a short hexadecimal digest of a sequence of printable things."""
+    state = hashlib.sha256()
+    for part in parts:
+        state.update(f"{part}\0".encode())
+    return state.hexdigest()[:20]
+
+
+def file_signature(path: Path) -> str:
+    """Return what changes when a file is replaced: its size and its time of modification."""
+    status = path.stat()
+    return f"{status.st_size}:{status.st_mtime_ns}"
+
+
+def cached_array(
+    name: str,
+    key: str,
+    shape: tuple[int, ...],
+    dtype: npt.DTypeLike,
+    fill: Callable[[Array], None],
+) -> Array:
+    """Return the memory-mapped array of this name and key; ``fill`` writes it if it is not there.
+
+    Several processes may ask at once: one fills the array while the others wait, and a half-written
+    file is never seen (it is renamed when it is complete). The array is mapped copy-on-write,
+    so writing to it never changes the file.
+    """
+    path = cache_dir() / f"{name}-{key}.npy"
+    found = _open(path, shape, dtype)
+    if found is not None:
+        return found
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            found = _open(path, shape, dtype)
+            if found is None:
+                _write(path, shape, dtype, fill)
+                found = _open(path, shape, dtype)
+    except PermissionError as error:
+        raise PermissionError(
+            f"cannot write to the cache folder {path.parent} ({error}); set the environment "
+            "variable HFEDATM_CACHE to a folder that can be written"
+        ) from error
+    if found is None:
+        raise OSError(f"{path} was written but cannot be read back; is the disk full?")
+    return found
+
+
+def _open(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array | None:
+    try:
+        array: Array = np.load(path, mmap_mode="c", allow_pickle=False)
+    except FileNotFoundError:
+        return None
+    except (ValueError, EOFError, OSError) as error:
+        logger.warning("the cached file %s is damaged and is made again: %s", path, error)
+        return None
+    return array if array.shape == shape and array.dtype == np.dtype(dtype) else None
+
+
+def _write(
+    path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, fill: Callable[[Array], None]
+) -> None:
+    handle, name = tempfile.mkstemp(prefix=f"{path.stem}.", suffix=".part", dir=path.parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        array = np.lib.format.open_memmap(part, mode="w+", dtype=np.dtype(dtype), shape=shape)
+        fill(array)
+        array.flush()
+        del array
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,117 @@
+"""Who holds what: domains over clients, clients over stations, validation within a client."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hfedatm_core.data.base import DomainData
+from hfedatm_core.partition import heterogeneous_partition
+
+Shares = list[dict[str, Tensor]]
+
+
+def client_shares(
+    data: DomainData, source_domains: Sequence[str], num_clients: int, lam: float, seed: int
+) -> Shares:
+    """Divide the source domains over the clients by heterogeneous partitioning.
+
+    Parameters
+    ----------
+    data
+        The data set.
+    source_domains
+        The domains to divide; the target domain is not among them.
+    num_clients
+        Number of clients over all stations.
+    lam
+        0: every client holds its own domains only; 1: all clients hold the same mixture.
+    seed
+        Decides which examples of a domain go where. A domain is shuffled in the same way whatever
+        the other source domains are.
+
+    Returns
+    -------
+    list
+        For each client the indices it holds, by domain. Every example is used exactly once.
+    """
+    names = [data.key(name) for name in source_domains]
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"source domains must be given once each, got {list(source_domains)}")
+    counts = heterogeneous_partition([len(data.domains[n]) for n in names], num_clients, lam)
+    shares: Shares = [{} for _ in range(num_clients)]
+    for name, row in zip(names, counts, strict=True):
+        generator = torch.Generator().manual_seed((seed << 32) + zlib.crc32(name.encode()))
+        order = torch.randperm(len(data.domains[name]), generator=generator)
+        for share, indices in zip(shares, torch.split(order, [int(n) for n in row]), strict=True):
+            if len(indices):
+                share[name] = indices.clone()
+    empty = [client for client, share in enumerate(shares) if not share]
+    if empty:
+        total = sum(len(data.domains[name]) for name in names)
+        raise ValueError(
+            f"{len(empty)} of {num_clients} clients would hold no examples (the first is client "
+            f"{empty[0]}); use fewer clients for the {total} examples of {', '.join(names)}"
+        )
+    return shares
+
+
+def station_order(
+    shares: Sequence[Mapping[str, Tensor]],
+    num_stations: int,
+    mode: Literal["domain", "mixed"] = "domain",
+) -> list[list[int]]:
+    """Assign the clients to stations of equal size.
+
+    Clients are ordered by the domain they hold most of. ``domain`` cuts that order into
+    consecutive pieces, so that clients of one domain share stations; ``mixed`` deals it out like
+    cards, so that every station sees all domains it can.
+
+    Returns
+    -------
+    list
+        For each station the sorted numbers of its clients.
+    """
+    if num_stations < 1 or not shares or len(shares) % num_stations:
+        raise ValueError(
+            f"{len(shares)} clients cannot be divided evenly over {num_stations} stations"
+        )
+    if mode not in ("domain", "mixed"):
+        raise ValueError(f"station assignment must be 'domain' or 'mixed', not {mode!r}")
+
+    def main_domain(client: int) -> str:
+        share = shares[client]
+        return min(share, key=lambda name: (-len(share[name]), name), default="")
+
+    ordered = sorted(range(len(shares)), key=lambda client: (main_domain(client), client))
+    if mode == "mixed":
+        return [sorted(ordered[station::num_stations]) for station in range(num_stations)]
+    size = len(shares) // num_stations
+    return [sorted(ordered[start : start + size]) for start in range(0, len(ordered), size)]
+
+
+def split_validation(targets: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Split a client's examples into training and validation, evenly over the classes.
+
+    Takes ``m = round(fraction * n)`` of the ``n`` examples: shuffled, sorted by class, every
+    ``n/m``-th. So each class gives ``fraction`` of its examples, up to one more or less, also where
+    classes are too small to be rounded one by one.
+
+    Returns
+    -------
+    tuple
+        Sorted indices for training and for validation.
+    """
+    if not 0 <= fraction < 1:
+        raise ValueError(f"the validation fraction must be in [0, 1), not {fraction}")
+    size = len(targets)
+    count = min(round(fraction * size), size - 1) if size else 0
+    if count <= 0:
+        return torch.arange(size), torch.empty(0, dtype=torch.long)
+    shuffled = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+    by_class = shuffled[torch.argsort(targets[shuffled], stable=True)]
+    chosen = torch.zeros(size, dtype=torch.bool)
+    chosen[by_class[(2 * torch.arange(count) + 1) * size // (2 * count)]] = True
+    return (~chosen).nonzero().flatten(), chosen.nonzero().flatten()

@@ -1,0 +1,42 @@
+"""LeNet-5 (LeCun et al., 1998) with ReLU and max-pooling; about 60,000 parameters."""
+
+from collections import OrderedDict
+
+from torch import nn
+
+from hfedatm_core.data.base import DataSpec
+from hfedatm_core.models.base import require_kind
+
+
+def build(spec: DataSpec, *, batch_norm: bool = False) -> nn.Module:
+    """Build LeNet-5: 6 and 16 filters of 5x5, then 120 and 84 hidden units.
+
+    The classic input is 32x32. Maps of another size are pooled to the classic 5x5 before the
+    fully connected layers, so the number of parameters does not depend on the image size.
+
+    Parameters
+    ----------
+    spec
+        The data; images of at least 16x16 pixels.
+    batch_norm
+        Put a BatchNorm behind each convolution.
+    """
+    require_kind(spec, "image", "lenet5")
+    channels, height, width = spec.input_shape
+    if min(height, width) < 16:
+        raise ValueError(f"lenet5 needs images of at least 16x16 pixels, not {height}x{width}")
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, (inputs, outputs) in enumerate(((channels, 6), (6, 16)), start=1):
+        layers[f"conv{number}"] = nn.Conv2d(inputs, outputs, 5)
+        if batch_norm:
+            layers[f"norm{number}"] = nn.BatchNorm2d(outputs)
+        layers[f"relu{number}"] = nn.ReLU()
+        layers[f"pool{number}"] = nn.MaxPool2d(2)
+    layers["resize"] = nn.AdaptiveAvgPool2d(5)
+    layers["flatten"] = nn.Flatten()
+    layers["fc1"] = nn.Linear(16 * 5 * 5, 120)
+    layers["relu3"] = nn.ReLU()
+    layers["fc2"] = nn.Linear(120, 84)
+    layers["relu4"] = nn.ReLU()
+    layers["fc3"] = nn.Linear(84, spec.num_classes)
+    return nn.Sequential(layers)
