@@ -1,0 +1,130 @@
+"""Symmetric matrices as packed upper triangles, and stacks of rows compressed to a low rank."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def triangle_dim(size: int) -> int:
+    """Return the ``d`` for which a packed triangle has ``size = d (d + 1) / 2`` entries."""
+    dim = (math.isqrt(8 * size + 1) - 1) // 2
+    if dim < 1 or dim * (dim + 1) // 2 != size:
+        raise ValueError(f"{size} values are not the upper triangle of any square matrix")
+    return dim
+
+
+def diagonal_positions(dim: int) -> Tensor:
+    """Return where the diagonal lies in a packed upper triangle (row by row)."""
+    i = torch.arange(dim)
+    return i * dim - i * (i - 1) // 2
+
+
+def pack(matrix: Tensor) -> Tensor:
+    """Copy the upper triangle of a square matrix, row by row, into one vector."""
+    source = matrix.detach().cpu().numpy()
+    return torch.from_numpy(np.concatenate([source[i, i:] for i in range(len(source))]))
+
+
+def unpack(triangle: Tensor) -> Tensor:
+    """Rebuild the full symmetric matrix from its packed upper triangle."""
+    dim = triangle_dim(triangle.numel())
+    matrix = torch.empty(dim, dim, dtype=triangle.dtype)
+    source, target = triangle.numpy(), matrix.numpy()
+    offset = 0
+    for i in range(dim):
+        target[i, i:] = source[offset : offset + dim - i]
+        offset += dim - i
+    mirror_upper(matrix)
+    return matrix
+
+
+def mirror_upper(matrix: Tensor, block: int = 256) -> None:
+    """Copy the upper triangle onto the lower one in place, by blocks that fit the cache."""
+    for i in range(0, len(matrix), block):
+        j = min(i + block, len(matrix))
+        matrix[j:, i:j] = matrix[i:j, j:].T
+        square = matrix[i:j, i:j]
+        square.copy_(square.triu() + square.triu(1).T)
+
+
+def add_outer(matrix: Tensor, rows: Tensor, block: int = 256) -> None:
+    """Add ``rowsᵀ rows`` to the upper triangle of ``matrix`` in place.
+
+    Only the blocks on and above the diagonal are computed, which is close to half of the work of a
+    full product; what lies below the diagonal blocks is never read by :func:`pack`.
+    """
+    for i in range(0, len(matrix), block):
+        matrix[i : i + block, i:].addmm_(rows[:, i : i + block].T, rows[:, i:])
+
+
+def compress(rows: Tensor, rank: int) -> tuple[Tensor, float]:
+    """Return at most ``rank`` rows ``U`` with ``UᵀU ≈ rowsᵀ rows``, and the lost share of energy.
+
+    With the eigenvectors ``V`` of ``rows rowsᵀ`` (small), ``U = V_rᵀ rows`` is the best
+    approximation of that rank, and equal up to rounding when ``rank`` reaches the rank of ``rows``.
+    """
+    energy, vectors = torch.linalg.eigh((rows @ rows.T).double())
+    energy = energy.clamp(min=0.0)
+    total = float(energy.sum())
+    # Directions below the rounding of the product carry no information.
+    noise = float(energy[-1]) * len(rows) * torch.finfo(rows.dtype).eps * 1e-2
+    kept = min(rank, max(1, int((energy > noise).sum())))
+    lost = float(energy[: len(rows) - kept].sum())
+    factor = vectors[:, len(rows) - kept :].flip(1).T.to(rows.dtype) @ rows
+    return factor, lost / total if total > 0 else 0.0
+
+
+class FactorStack:
+    """Rows ``U`` with a growing ``UᵀU``, held to a bounded number by :func:`compress`.
+
+    Parameters
+    ----------
+    rank
+        Number of rows after a compression.
+    limit
+        Number of rows that triggers one; ``2 * rank`` unless given.
+    """
+
+    def __init__(self, rank: int, limit: int | None = None) -> None:
+        if rank < 1:
+            raise ValueError(f"the rank of a factor must be at least 1, got {rank}")
+        self.rank = rank
+        self.limit = max(rank, 2 * rank if limit is None else limit)
+        self.lost = 0.0
+        self._parts: list[Tensor] = []
+
+    def __len__(self) -> int:
+        """Return the number of rows held."""
+        return sum(len(part) for part in self._parts)
+
+    def push(self, rows: Tensor, scale: float = 1.0) -> None:
+        """Stack ``scale * rows``."""
+        for chunk in rows.split(self.limit):
+            self._parts.append(chunk * scale)
+            if len(self) > self.limit:
+                self._compress(self.rank)
+
+    def factor(self, rank: int | None = None) -> Tensor:
+        """Return the stacked rows, compressed to ``rank`` rows if there are more."""
+        if rank is not None and len(self) > rank:
+            self._compress(rank)
+        if len(self._parts) > 1:
+            self._parts = [torch.cat(self._parts)]
+        return self._parts[0]
+
+    def copy(self) -> FactorStack:
+        """Return an independent copy (parts are never changed in place, so they are shared)."""
+        copy = FactorStack(self.rank, self.limit)
+        copy.lost, copy._parts = self.lost, list(self._parts)
+        return copy
+
+    def _compress(self, rank: int) -> None:
+        stacked = torch.cat(self._parts)
+        self._parts.clear()
+        factor, lost = compress(stacked, rank)
+        self._parts.append(factor)
+        self.lost = max(self.lost, lost)

@@ -1,0 +1,185 @@
+"""RegMean: the weight that reproduces every model's outputs on that model's own inputs best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .gram import Gram
+from .gram_sum import GramSum
+from .systems import systems
+
+# Up to this width float64 costs next to nothing.
+_DOUBLE_DIM = 512
+# Rows of stacked factors at which the sum is compressed, so that memory does not grow for ever.
+_FACTOR_ROWS = 4096
+# Numbers of one right-hand side solved at a time.
+_CHUNK = 2**24
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Merged weights of the layers that share an input, and how they were found."""
+
+    weights: dict[str, Tensor]
+    how: Literal["regmean", "averaged"]
+    reason: str = ""
+
+
+class RegMeanAccumulator:
+    """Streaming RegMean of layers that share one input, see :func:`regmean`.
+
+    It holds ``S = Σ γ_k G_k`` and, per layer, ``R = Σ γ_k (W_k − P) G_k`` with a fixed pivot ``P``
+    (any weight near the result). Solving for the correction to ``P`` keeps the digits that the
+    difference of nearly equal models would lose, and ``R`` needs no second pass.
+
+    Parameters
+    ----------
+    pivots
+        ``P`` per layer, ``out × in``.
+    """
+
+    def __init__(self, pivots: Mapping[str, Tensor]) -> None:
+        self._pivots = dict(pivots)
+        self._gram = GramSum(limit=_FACTOR_ROWS)
+        self._products: dict[str, Tensor] = {}
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers."""
+        return tuple(self._pivots)
+
+    def add(self, weights: Mapping[str, Tensor], gram: Gram, coefficient: float = 1.0) -> None:
+        """Add one model's weights with the Gram of the input they share."""
+        differences = {}
+        for name, pivot in self._pivots.items():
+            if weights[name].shape != pivot.shape or pivot.ndim != 2 or pivot.shape[1] != gram.dim:
+                raise ValueError(
+                    f"layer '{name}': weight of shape {tuple(weights[name].shape)} and Gram of "
+                    f"{gram.dim} features do not fit the reference of shape {tuple(pivot.shape)}"
+                )
+            dtype = _work_dtype(pivot, gram)
+            differences[name] = weights[name].to(dtype) - pivot.to(dtype)
+        self._gram.add(gram, coefficient)
+        for name, difference in differences.items():
+            if name not in self._products:
+                self._products[name] = torch.zeros_like(difference)
+            if difference.any():
+                gram.add_product(self._products[name], difference, coefficient)
+
+    def take(self, layers: Sequence[str]) -> RegMeanAccumulator:
+        """Return an independent accumulator for some of the layers."""
+        part = RegMeanAccumulator({name: self._pivots[name] for name in layers})
+        part._gram = self._gram.copy()
+        part._products = {
+            name: self._products[name].clone() for name in layers if name in self._products
+        }
+        return part
+
+    def solve(self, means: Mapping[str, Tensor], ridge: float = 1e-6) -> Solution:
+        """Return the merged weights; ``means`` holds ``W̄`` per layer. The accumulator is emptied."""
+        if not ridge >= 0.0:
+            raise ValueError(f"ridge must be ≥ 0, got {ridge}")
+        total, products = self._gram.total(), self._products
+        lost = self._gram.lost
+        self._gram, self._products = GramSum(limit=_FACTOR_ROWS), {}
+        if not total.is_finite():
+            return _averaged(means, "the sum of Grams is not finite")
+        if ridge == float("inf"):
+            return _averaged(means, "the ridge is infinite")
+        level = float(total.diagonal().double().mean())
+        if not level > 0.0:
+            return _averaged(means, "the Grams have no positive diagonal: the inputs are all zero")
+        shift = ridge * level
+        dtype = next(iter(products.values())).dtype
+        attempts = systems(total, shift, dtype)
+        del total
+        notes = [f"factors compressed, {lost:.1e} of the energy lost"] if lost > 1e-12 else []
+        for attempt in attempts:
+            system = attempt()
+            if system is None:
+                continue
+            solved: dict[str, Tensor] = {}
+            for name, product in products.items():
+                mean = means[name].to(dtype) - self._pivots[name].to(dtype)
+                correction = torch.empty_like(product)
+                step = max(1, _CHUNK // product.shape[1])
+                for i in range(0, len(product), step):
+                    part = system.solve(product[i : i + step], mean[i : i + step])
+                    if part is None:
+                        break
+                    correction[i : i + step] = part.to(dtype)
+                else:
+                    merged = correction.add_(self._pivots[name].to(dtype))
+                    solved[name] = merged.to(means[name].dtype)
+                    continue
+                break
+            if len(solved) == len(products):
+                return Solution(solved, "regmean", "; ".join(filter(None, [*notes, system.note])))
+        return _averaged(means, "the sum of Grams is singular or indefinite beyond repair")
+
+
+def regmean(
+    weights: Sequence[Tensor],
+    grams: Sequence[Gram],
+    coefficients: Sequence[float] | None = None,
+    ridge: float = 1e-6,
+) -> Tensor:
+    """Merge weights of one Linear layer in closed form.
+
+    The result minimises ``Σ γ_k tr((W − W_k) G_k (W − W_k)ᵀ) + λ ‖W − W̄‖²``, that is
+
+        (Σ γ_k G_k + λ I) Wᵀ = Σ γ_k G_k W_kᵀ + λ W̄ᵀ,     W̄ = Σ γ_k W_k / Σ γ_k,
+
+    with ``λ = ridge ×`` the mean diagonal of ``Σ γ_k G_k``. The ridge stands on both sides: a dead
+    input feature gets the mean weight, and a large ridge gives the mean. Where the system cannot
+    be solved the mean is returned with a warning.
+
+    Parameters
+    ----------
+    weights
+        ``W_k``, each ``out × in``.
+    grams
+        ``G_k``, each over ``in`` features.
+    coefficients
+        ``γ_k ≥ 0``; 1 each unless given.
+    ridge
+        Relative ridge.
+
+    References
+    ----------
+    Jin et al., "Dataless Knowledge Fusion by Merging Weights of Language Models", ICLR 2023.
+    """
+    import warnings
+
+    from .averaging import MeanAccumulator
+
+    gammas = [1.0] * len(weights) if coefficients is None else list(coefficients)
+    if not weights or not len(weights) == len(grams) == len(gammas):
+        raise ValueError(
+            f"regmean needs as many Grams and coefficients as weights, at least one; got "
+            f"{len(weights)} weights, {len(grams)} Grams, {len(gammas)} coefficients"
+        )
+    accumulator = RegMeanAccumulator({"weight": weights[0]})
+    mean = MeanAccumulator()
+    for number, (weight, gram, gamma) in enumerate(zip(weights, grams, gammas, strict=True)):
+        mean.add({"weight": weight}, gamma, f"model {number}")
+        accumulator.add({"weight": weight}, gram, gamma)
+    solution = accumulator.solve(mean.result(), ridge)
+    if solution.how == "averaged" and ridge != float("inf"):
+        warnings.warn(f"regmean returns the mean: {solution.reason}", stacklevel=2)
+    return solution.weights["weight"]
+
+
+def _averaged(means: Mapping[str, Tensor], reason: str) -> Solution:
+    return Solution(dict(means), "averaged", reason)
+
+
+def _work_dtype(weight: Tensor, gram: Gram) -> torch.dtype:
+    if torch.float64 in (weight.dtype, gram.dtype) or gram.dim <= _DOUBLE_DIM:
+        return torch.float64
+    return torch.float32
