@@ -62,6 +62,8 @@ def build(upstream: str, ca_file: str | None = None, max_body: int = MAX_BODY) -
         except httpx.TransportError as error:
             log.warning("the SuperLink at %s does not answer: %r", upstream, error)
             return PlainTextResponse("the SuperLink does not answer", 502)
+        if answer.status_code >= 400:
+            log.warning("%s from %s: %s", answer.status_code, request.client, request.url.path)
         response = Response(answer.content, answer.status_code)
         response.raw_headers += _end_to_end(answer.headers.raw)
         return response
@@ -99,6 +101,7 @@ def main() -> None:
         port=arguments.port,
         ssl_certfile=arguments.cert,
         ssl_keyfile=arguments.key,
+        access_log=False,  # nodes ask for work every three seconds
     )
 
 

@@ -6,8 +6,10 @@ import socket
 import ssl
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
@@ -22,52 +24,140 @@ class DeploymentError(RuntimeError):
     """The deployment cannot be brought up."""
 
 
-def up(
-    folder: Path,
-    stations: int,
-    clients: int,
-    *,
-    insecure: bool = False,
-    first_port: int = 9500,
-    patience: float = 120.0,
-) -> Processes:
-    """Start a server, `stations` stations and `clients` clients each, and wait until all are ready.
+@dataclass
+class Plan:
+    """Every process of a deployment; `links` and `gateways` by the machine they run on."""
 
-    Everything is kept in `folder`: secrets, databases, spools, logs, and ``operator``, the Flower
-    home in which every SuperLink is known by its machine's name.
+    links: dict[str, Process] = field(default_factory=dict)
+    gateways: dict[str, Process] = field(default_factory=dict)
+    nodes: list[tuple[Machine, str, Process]] = field(default_factory=list)  # and their link
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where the operator reaches each link."""
+        return {name: f"{HOST}:{link.port}" for name, link in self.links.items()}
+
+
+def plan(
+    folder: Path, stations: int, clients: int, *, insecure: bool = False, first_port: int = 9500
+) -> Plan:
+    """Lay out a server, `stations` stations and `clients` clients each, with ports in a row."""
+
+    def machine(name: str) -> Machine:
+        return Machine(name, folder / name, None if insecure else folder / "secrets" / name)
+
+    def add_link(name: str) -> None:
+        layout.links[name] = topology.link(machine(name), next(ports))
+        layout.gateways[name] = topology.gateway(machine(name), next(ports), layout.addresses[name])
+
+    def add_node(name: str, above: str, config: dict[str, str | int]) -> None:
+        entrance = f"{HOST}:{layout.gateways[above].port}"
+        process = topology.node(machine(name), next(ports), entrance, config)
+        layout.nodes.append((machine(name), above, process))
+
+    layout = Plan()
+    ports = count(first_port)
+    add_link("server")
+    for number in range(stations):
+        station = f"station-{number + 1}"
+        add_link(station)
+        spool = str(folder / station / "spool")
+        add_node(station, "server", {"partition-id": number, "spool": spool, "link": station})
+        for local in range(clients):
+            place = {
+                "partition-id": number * clients + local,
+                "num-partitions": stations * clients,
+            }
+            add_node(f"{station}-client-{local + 1}", station, place)
+    return layout
+
+
+def up(folder: Path, layout: Plan, *, patience: float = 120.0) -> Processes:
+    """Start what `layout` says and wait until every node is online.
+
+    Everything is kept in `folder`: secrets, databases, spools, logs, and ``operator``, a Flower
+    home in which every link is known by its machine's name.
     """
-    folder = folder.resolve()
     processes = Processes(folder)
     if living := processes.living():
         raise DeploymentError(f"already up in {folder}: {', '.join(living)}; `hfedatm down` first")
+    _check_ports([*layout.links.values(), *layout.gateways.values(), *(n[2] for n in layout.nodes)])
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    secrets = None if insecure else folder / "secrets"
-    ports = count(first_port)
-    names = ["server", *(f"station-{i}" for i in range(1, stations + 1))]
-    machines = {name: _machine(folder, secrets, name) for name in names}
-    ca_file = None if secrets is None else str(secrets / "ca.pem")
+    secure = layout.nodes[0][0].secrets is not None
+    ca_file = make_secrets(folder / "secrets", layout) if secure else None
     operator = folder / "operator"
+    topology.write_connections(operator, layout.addresses, ca_file)
+    for machine, _, node in layout.nodes:
+        if machine.name in layout.links:
+            own = {machine.name: layout.addresses[machine.name]}
+            topology.write_connections(node.home, own, ca_file)
 
-    links = {name: topology.link(machine, next(ports)) for name, machine in machines.items()}
-    addresses = {name: f"{HOST}:{link.port}" for name, link in links.items()}
-    gateways = {
-        name: topology.gateway(machine, next(ports), addresses[name])
-        for name, machine in machines.items()
-    }
-    entrances = {name: f"{HOST}:{gateway.port}" for name, gateway in gateways.items()}
-    nodes: dict[str, list[Process]] = {name: [] for name in names}  # by the link they belong to
-    keys: list[tuple[Path, str]] = []
-    for number, name in enumerate(names[1:]):
-        station = machines[name]
-        config = {"spool": str(station.state / "spool"), "link": name, "partition-id": number}
-        node = topology.node(station, next(ports), entrances["server"], config)
-        topology.write_connections(node.home, {name: addresses[name]}, ca_file)
-        nodes["server"].append(node)
-        keys.append((station.secrets, "server"))
-        for local in range(clients):
-            client = _machine(folder, secrets, f"{name}-client-{local + 1}")
-            config = {"partition-id": number * clients + local}
-            config["num-partitions"] = stations * clients
-            nodes[name].append(topology.node(client, next(ports), entrances[name], config))
-            keys.append((client.secrets, name))
+    deadline = time.monotonic() + patience
+    for tier in (layout.links, layout.gateways):
+        for process in tier.values():
+            processes.start(process)
+        for process in tier.values():
+            _wait(f"{process.name} answers", lambda p=process: _healthy(p, ca_file), deadline)
+        if tier is layout.links and secure:
+            _register(layout, operator)
+    for _, _, process in layout.nodes:
+        processes.start(process)
+    for link, expected in Counter(above for _, above, _ in layout.nodes).items():
+        _wait(
+            f"{expected} nodes are online at {link}",
+            lambda name=link, n=expected: flower.online_nodes(name, operator) >= n,
+            deadline,
+        )
     return processes
+
+
+def make_secrets(folder: Path, layout: Plan) -> str:
+    """Make what the machines lack of certificates and keys; return the authority's certificate."""
+    certificates.make_authority(folder)
+    for name in layout.links:
+        if not (folder / name / "link.key").exists():
+            certificates.make_link_certificate(folder, folder / name, [name, "localhost", HOST])
+    for machine, _, _ in layout.nodes:
+        if not (folder / machine.name / "node").exists():
+            certificates.make_node_key(folder, folder / machine.name)
+    return str(folder / "ca.pem")
+
+
+def _register(layout: Plan, operator: Path) -> None:
+    def register(node: tuple[Machine, str, Process]) -> None:
+        machine, above, _ = node
+        flower.register_node(Path(machine.secret("node.pub")), above, operator)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(register, layout.nodes))
+
+
+def _check_ports(processes: list[Process]) -> None:
+    for process in processes:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, process.port))
+            except OSError:
+                raise DeploymentError(
+                    f"port {process.port}, meant for {process.name}, is taken: "
+                    "choose others with --first-port"
+                ) from None
+
+
+def _healthy(process: Process, ca_file: str | None) -> bool:
+    scheme = "http" if ca_file is None else "https"
+    context = None if ca_file is None else ssl.create_default_context(cafile=ca_file)
+    try:
+        url = f"{scheme}://{HOST}:{process.port}/health"
+        with urllib.request.urlopen(url, timeout=5, context=context) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def _wait(what: str, condition: Callable[[], bool], deadline: float) -> None:
+    while not condition():
+        if time.monotonic() > deadline:
+            raise DeploymentError(f"waited too long until {what}; the logs say why")
+        time.sleep(0.3)

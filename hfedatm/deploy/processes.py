@@ -1,4 +1,4 @@
-"""Processes that outlive the command that started them: start them, find them, end exactly those."""
+"""Processes that outlive the command that started them: start, find, and end exactly those."""
 
 from __future__ import annotations
 

@@ -1,0 +1,68 @@
+"""A `RecordDict` as one file: an uncompressed zip of raw array bytes and a JSON index.
+
+Nothing in it is executable when read (no pickle), arrays come back bit for bit, and the zip's
+checksums tell a damaged file from a good one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from base64 import b64decode, b64encode
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+_PLAIN = {"config": ConfigRecord, "metric": MetricRecord}
+
+
+def save(content: RecordDict, path: Path) -> None:
+    """Write `content` to `path`, so that a reader sees the whole file or none."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        with ZipFile(file, "w") as archive:
+            index = []
+            for number, (name, record) in enumerate(content.items()):
+                if isinstance(record, ArrayRecord):
+                    arrays = [(key, a.dtype, a.shape, a.stype) for key, a in record.items()]
+                    for place, array in enumerate(record.values()):
+                        archive.writestr(f"{number}/{place}", array.data)
+                    index.append((name, "array", arrays))
+                else:
+                    kind = "config" if isinstance(record, ConfigRecord) else "metric"
+                    index.append((name, kind, list(record.items())))
+            archive.writestr("index.json", json.dumps(index, default=_encode_bytes))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def load(path: Path) -> RecordDict:
+    """Read what :func:`save` wrote."""
+    content = RecordDict()
+    with ZipFile(path) as archive:
+        # Records are lists of pairs, so the only JSON objects are encoded bytes.
+        index = json.loads(archive.read("index.json"), object_hook=_decode_bytes)
+        for number, (name, kind, items) in enumerate(index):
+            if kind == "array":
+                content[name] = ArrayRecord(
+                    {
+                        key: Array(dtype, tuple(shape), stype, archive.read(f"{number}/{place}"))
+                        for place, (key, dtype, shape, stype) in enumerate(items)
+                    }
+                )
+            else:
+                content[name] = _PLAIN[kind](dict(items))
+    return content
+
+
+def _encode_bytes(value: Any) -> dict[str, str]:
+    if not isinstance(value, bytes):
+        raise TypeError(f"a record cannot hold a value of type {type(value).__name__}")
+    return {"base64": b64encode(value).decode("ascii")}
+
+
+def _decode_bytes(value: dict[str, str]) -> bytes:
+    return b64decode(value["base64"])

@@ -1,0 +1,141 @@
+"""The station's spool: a directory through which its two faces hand each other work.
+
+One job is up to three files that share a stem: ``.request`` (written by the face towards the
+server), then ``.result`` or ``.error`` (written by the face towards the clients). Every file
+appears by rename, so none is ever seen half written, and an answered job is never done again.
+
+Whoever serves the spool holds a lock on its ``lease`` file. The kernel releases the lock the moment
+that process ends, however it ends, so a dead station run is noticed at once and two living
+ones can never serve the same spool.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from flwr.app import RecordDict
+
+from station_app import recordfile
+
+
+class StationError(RuntimeError):
+    """The station could not do its job; the text is meant for the server's log."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One message of the server, with its answer once there is one."""
+
+    stem: Path
+
+    @property
+    def request(self) -> Path:
+        """The file with the server's content."""
+        return self.stem.with_suffix(".request")
+
+    @property
+    def result(self) -> Path:
+        """The file with the station's answer."""
+        return self.stem.with_suffix(".result")
+
+    @property
+    def error(self) -> Path:
+        """The file that says why there is no answer."""
+        return self.stem.with_suffix(".error")
+
+    @property
+    def done(self) -> bool:
+        """Whether the job has been answered."""
+        return self.result.exists() or self.error.exists()
+
+    def answer(self) -> RecordDict:
+        """Return the result, or raise the error that the station run left."""
+        if self.error.exists():
+            raise StationError(self.error.read_text(encoding="utf-8"))
+        return recordfile.load(self.result)
+
+    def finish(self, content: RecordDict) -> None:
+        """Leave the result."""
+        recordfile.save(content, self.result)
+        self.request.unlink(missing_ok=True)
+
+    def fail(self, reason: str) -> None:
+        """Leave the reason why there is no result."""
+        temporary = self.error.with_suffix(".error.tmp")
+        temporary.write_text(reason, encoding="utf-8")
+        temporary.replace(self.error)
+        self.request.unlink(missing_ok=True)
+
+
+class Spool:
+    """The jobs of one station and the lease of whoever does them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lease = folder / "lease"
+
+    def submit(self, run_id: int, message_id: str, content: RecordDict) -> Job:
+        """Put a job into the spool, unless it is there or answered already.
+
+        A node handles one message at a time, so a new message means that nobody waits for the
+        older requests any more; they are withdrawn.
+        """
+        # The id comes over the network and becomes a file name: only its digest is used.
+        digest = hashlib.sha256(message_id.encode()).hexdigest()[:24]
+        job = Job(self.folder / f"{run_id}-{digest}")
+        for other in self.folder.glob("*.request*"):
+            if other != job.request:
+                other.unlink(missing_ok=True)
+        if not job.done and not job.request.exists():
+            recordfile.save(content, job.request)
+        return job
+
+    def waiting(self) -> Job | None:
+        """Return a job that has no answer yet."""
+        for request in self.folder.glob("*.request"):
+            job = Job(request.with_suffix(""))
+            if not job.done:
+                return job
+            request.unlink(missing_ok=True)  # the run ended between answering and tidying up
+        return None
+
+    def forget(self, keep: int = 2) -> None:
+        """Delete all answers but the newest `keep`, and half-written ones of a killed run."""
+        answers = [*self.folder.glob("*.result"), *self.folder.glob("*.error")]
+        answers.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        half_written = [*self.folder.glob("*.result.tmp"), *self.folder.glob("*.error.tmp")]
+        for path in answers[keep:] + half_written:
+            path.unlink(missing_ok=True)
+
+    @property
+    def served(self) -> bool:
+        """Whether a living station run holds the lease."""
+        with self._lease.open("a") as file:
+            return not _lock(file)
+
+    @contextmanager
+    def lease(self) -> Iterator[bool]:
+        """Hold the lease; yields False if another station run has it."""
+        with self._lease.open("a") as file:
+            # `served` looks by locking for an instant, which must not turn an heir away.
+            for _ in range(20):
+                if held := _lock(file):
+                    break
+                time.sleep(0.05)
+            yield held
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
