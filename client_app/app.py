@@ -35,11 +35,12 @@ def _answer(handler: Handler) -> Callable[[Message, Context], Message]:
 @app.query()
 @_answer
 def identify(message: Message, context: Context) -> RecordDict:
-    """Say which share of the data this node has, and what it is called."""
+    """Say where in the tree this node is: its share of the data, of how many."""
     config = context.node_config
     return RecordDict({"node": ConfigRecord({
-        "partition-id": int(config.get("partition-id", -1)),
-        "name": str(config.get("name", "")),
+        "tier": "client",
+        "index": int(config.get("partition-id", -1)),
+        "siblings": int(config.get("num-partitions", 0)),
     })})
 
 

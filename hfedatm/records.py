@@ -9,7 +9,7 @@ ever unpickled, and nothing that fails a check reaches a sum.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 
 from hfedatm.settings import Settings
 from hfedatm_core.gram import Gram
-from hfedatm_core.wire import pack_grams, unpack_grams
+from hfedatm_core.sharing import pack_grams, unpack_grams
 
 State = dict[str, torch.Tensor]
 
@@ -98,6 +98,16 @@ def grams_to_record(grams: Mapping[str, Gram], dtype: str = "float32") -> ArrayR
 def record_to_grams(record: ArrayRecord) -> dict[str, Gram]:
     """Unwrap Gram matrices."""
     return unpack_grams(record_to_arrays(record))
+
+
+def layers_to_record(layers: Mapping[str, int]) -> ConfigRecord:
+    """Wrap the names and widths of the layers that need a Gram."""
+    return ConfigRecord({"names": list(layers), "widths": list(layers.values())})
+
+
+def record_to_layers(record: ConfigRecord) -> dict[str, int]:
+    """Unwrap the names and widths of the layers that need a Gram."""
+    return dict(zip(record["names"], record["widths"], strict=True))  # type: ignore[arg-type]
 
 
 def failures_to_record(failures: Iterable[Failure]) -> ConfigRecord:
@@ -205,6 +215,14 @@ def open_metrics(content: RecordDict, counts: Iterable[str] = ("num-examples",))
     return metrics
 
 
-def metrics_to_record(metrics: Mapping[str, float]) -> MetricRecord:
-    """Wrap metrics."""
-    return MetricRecord(dict(metrics))
+
+
+def take_each(replies: Iterable[Message], take: Callable[[Message], None], kind: str) -> list[Failure]:
+    """Hand each reply to ``take``; whoever it refuses with `BadReply` is returned as a failure."""
+    failures = []
+    for reply in replies:
+        try:
+            take(reply)
+        except BadReply as error:
+            failures.append(Failure(f"{kind} {reply.metadata.src_node_id}", str(error)))
+    return failures

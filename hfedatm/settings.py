@@ -100,13 +100,14 @@ class Settings(BaseModel):
     seed: int = Field(0, ge=0, lt=2**63)
     client_timeout: float = Field(600.0, gt=0, description="seconds a station waits for a client")
     station_timeout: float = Field(7200.0, gt=0, description="seconds the server waits for a station")
+    join_timeout: float = Field(120.0, gt=0, description="seconds to wait for nodes at the start")
     client_quorum: float = Field(0.5, ge=0, le=1, description="share of the asked clients that must answer")
     station_quorum: float = Field(0.5, ge=0, le=1, description="share of the stations that must answer")
     max_reply_mb: float = Field(4096.0, gt=0, description="larger replies are dropped")
 
     # --- results
     output: str = Field("results", description="folder that holds one folder per run")
-    run_name: str = Field("", description="name of the run's folder; empty makes one")
+    run_name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$", description="name of the run's folder; empty makes one")
     resume: str = Field("", description="folder of a run to continue")
 
     @model_validator(mode="after")
@@ -133,6 +134,21 @@ class Settings(BaseModel):
 def keys() -> list[str]:
     """Every key a user may write."""
     return [field.alias or _key(name) for name, field in Settings.model_fields.items()]
+
+
+def describe() -> list[dict[str, Any]]:
+    """Return key, default, what is allowed and meaning of every setting."""
+    properties = Settings.model_json_schema(by_alias=True)["properties"]
+    limits = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    rows = []
+    for key, entry in properties.items():
+        allowed = " | ".join(map(str, entry["enum"])) if "enum" in entry else str(entry["type"])
+        bounds = [f"{sign} {entry[name]:g}" for name, sign in limits.items() if name in entry]
+        rows.append({
+            "key": key, "default": entry["default"], "allowed": ", ".join([allowed, *bounds]),
+            "meaning": entry.get("description", ""),
+        })
+    return rows
 
 
 def resolve(given: Mapping[str, Any]) -> Settings:

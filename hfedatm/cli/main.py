@@ -1,0 +1,25 @@
+"""``hfedatm``: one file per command; this one only puts them together."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from hfedatm.cli import run, settings
+from hfedatm.errors import UserError
+
+typer_app = typer.Typer(
+    name="hfedatm", no_args_is_help=True, pretty_exceptions_enable=False,
+    help="Hierarchical federated domain generalisation on Flower.",
+)
+typer_app.command("run")(run.run)
+typer_app.command("settings")(settings.settings)
+
+
+def app() -> None:
+    """Run the command; a user's mistake ends in one message and exit code 2."""
+    try:
+        typer_app()
+    except UserError as error:
+        sys.exit(f"hfedatm: {error}")

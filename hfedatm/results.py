@@ -1,0 +1,150 @@
+"""A run's folder: what was asked, what happened round by round, and the models.
+
+``config.json``        settings, versions, start time
+``rounds.jsonl``       one line per finished round, flushed as it ends
+``last.safetensors``   the model after the last finished round (its number is in the metadata)
+``best.safetensors``   the model of the round with the best source-validation accuracy
+``summary.json``       the outcome, written at the end
+
+A round is finished when ``last.safetensors`` has been replaced; that file also carries the round's
+line, so a crash between the two files loses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hfedatm.errors import UserError
+from hfedatm.settings import Settings
+
+State = dict[str, Tensor]
+PACKAGES = ("hfedatm", "flwr", "torch", "torchvision", "numpy", "POT", "opacus", "transformers")
+
+
+class RunFolder:
+    """One run's folder."""
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        self.path, self.settings = path, settings
+
+    @classmethod
+    def create(cls, settings: Settings) -> RunFolder:
+        """Make the folder of a new run; a name that is taken is refused."""
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        words = f"{settings.dataset}-{settings.model}-{settings.server_rule}"
+        made = re.sub(r"[^A-Za-z0-9]+", "-", words).strip("-")
+        name = settings.run_name or f"{stamp}-{made}-{secrets.token_hex(2)}"
+        path = (Path(settings.output).expanduser() / name).resolve()
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            raise UserError(
+                f"run-name: {path} exists; choose another name, or continue that run with resume={path}"
+            ) from None
+        except OSError as error:
+            raise UserError(f"output: cannot make {path}: {error.strerror}") from None
+        folder = cls(path, settings.model_copy(update={"run_name": name}))
+        _write_json(path / "config.json", {
+            "settings": folder.settings.as_config(),
+            "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        })
+        return folder
+
+    @classmethod
+    def reopen(cls, resume: str, given: Mapping[str, Any]) -> RunFolder:
+        """Open the folder of a run to continue; its own settings hold."""
+        path = Path(resume).expanduser().resolve()
+        if not (path / "config.json").is_file():
+            raise UserError(f"resume: {path} is not a run's folder (it has no config.json)")
+        stored = json.loads((path / "config.json").read_text(encoding="utf-8"))["settings"]
+        for key, value in given.items():
+            if value != "" and key not in ("resume", "output") and stored.get(key) != value:
+                raise UserError(
+                    f"resume: {key} was {stored.get(key)!r} when the run started and cannot become {value!r}"
+                )
+        return cls(path, Settings.model_validate(stored))
+
+    def save_round(self, record: Mapping[str, Any], model: State, server: State) -> None:
+        """Finish a round: keep the model and what the server must remember, then add the line."""
+        number = int(record["round"])
+        if server:
+            _save(self.path / f"server-{number}.safetensors", server)
+        score = _source_accuracy(record)
+        earlier = [s for s in map(_source_accuracy, self.rounds()) if s is not None]
+        if score is not None and all(score > other for other in earlier):
+            _save(self.path / "best.safetensors", model, {"round": str(number)})
+        _save(self.path / "last.safetensors", model, {"round": str(number), "record": json.dumps(record)})
+        self._append(record)
+        for old in self.path.glob("server-*.safetensors"):
+            if old.stem != f"server-{number}":
+                old.unlink()
+
+    def restore(self) -> tuple[int, State, State]:
+        """Return the last finished round, its model and what the server remembered; 0 if none is."""
+        last = self.path / "last.safetensors"
+        if not last.is_file():
+            return 0, {}, {}
+        with safe_open(last, "pt") as file:
+            meta = file.metadata()
+        number = int(meta["round"])
+        finished = [r for r in self.rounds() if r["round"] < number]
+        rounds = self.path / "rounds.jsonl"
+        part = rounds.with_suffix(".part")
+        part.write_text("".join(json.dumps(r) + "\n" for r in [*finished, json.loads(meta["record"])]))
+        part.replace(rounds)
+        server = self.path / f"server-{number}.safetensors"
+        return number, load_file(last), load_file(server) if server.is_file() else {}
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Return the lines so far; a half-written last line is left out."""
+        return read_rounds(self.path)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the outcome."""
+        _write_json(self.path / "summary.json", summary)
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_rounds(folder: Path) -> list[dict[str, Any]]:
+    """Return the finished rounds of a run's folder; a half-written last line is left out."""
+    path = folder / "rounds.jsonl"
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _source_accuracy(record: Mapping[str, Any]) -> float | None:
+    source = record.get("source")
+    return None if source is None else float(source["accuracy"])
+
+
+def _save(path: Path, state: State, metadata: dict[str, str] | None = None) -> None:
+    part = path.with_suffix(".part")
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, part, metadata)
+    part.replace(path)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    part.replace(path)

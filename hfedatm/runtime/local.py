@@ -1,0 +1,29 @@
+"""The three tiers in one process: for debugging, tests and sweeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from client_app.app import app as client_app
+from hfedatm.runtime.in_process import InProcessGrid
+from hfedatm.runtime.stations import LocalStationsGrid
+from hfedatm.settings import Settings
+from server_app.run import open_run, run_rounds
+from station_app.station import run_station
+
+
+def run_locally(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a federation here and return its summary."""
+    folder = open_run(given)
+    return run_rounds(folder, local_stations(folder.settings))
+
+
+def local_stations(settings: Settings) -> LocalStationsGrid:
+    """Return stations of this process; one works at a time, so one reply is in memory."""
+    each = settings.clients_per_station
+    grids = {
+        station: InProcessGrid(client_app, range(station * each, (station + 1) * each))
+        for station in range(settings.stations)
+    }
+    return LocalStationsGrid(run_station, grids, concurrency=1)

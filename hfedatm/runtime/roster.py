@@ -1,0 +1,80 @@
+"""Who is there: ask nodes for their place in the tree, and follow them as they come and go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from hfedatm.errors import UserError
+from hfedatm.runtime.mapped import MappedGrid
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a node says of itself."""
+
+    node_id: int
+    tier: str
+    index: int
+    siblings: int
+
+
+class Roster:
+    """The nodes of a Grid; a node is asked once, when it is first seen."""
+
+    def __init__(self, grid: Grid, poll: float = 0.05) -> None:
+        self._grid = grid
+        self._poll = poll
+        self._known: dict[int, Node] = {}
+
+    def present(self) -> list[Node]:
+        """Return the nodes that are connected now, in the order of their places."""
+        ids = sorted(self._grid.get_node_ids())
+        self._ask([node_id for node_id in ids if node_id not in self._known])
+        return sorted((self._known[i] for i in ids if i in self._known), key=lambda n: (n.index, n.node_id))
+
+    def wait_for(self, count: int, timeout: float) -> list[Node]:
+        """Wait until ``count`` nodes are there, or as many as a simulation says it has."""
+        deadline = time.monotonic() + timeout
+        while True:
+            nodes = self.present()
+            if nodes and len(nodes) >= (nodes[0].siblings or count):
+                return nodes
+            if time.monotonic() > deadline:
+                if nodes:
+                    return nodes
+                raise UserError(f"no node has connected within {timeout:g} s: is any running?")
+            time.sleep(0.2)
+
+    def _ask(self, ids: Sequence[int]) -> None:
+        if not ids:
+            return
+        asked = MappedGrid(self._grid, {i: i for i in ids}, self._poll)
+        messages = [Message(RecordDict(), node_id, MessageType.QUERY) for node_id in ids]
+        for reply in asked.send_and_receive(messages, timeout=60):
+            if reply.has_content() and "node" in reply.content.config_records:
+                said = reply.content.config_records["node"]
+                node_id = reply.metadata.src_node_id
+                self._known[node_id] = Node(
+                    node_id, str(said["tier"]), int(said["index"]), int(said["siblings"]),  # type: ignore[arg-type]
+                )
+
+
+class LiveGrid(MappedGrid):
+    """Children of a deployed tier under their places; a child that restarts is found again."""
+
+    def __init__(self, grid: Grid, roster: Roster, poll: float = 0.2) -> None:
+        super().__init__(grid, {}, poll)
+        self._roster = roster
+
+    def get_node_ids(self) -> list[int]:
+        """Return the places of the children that are connected now."""
+        self._node_of = {}
+        for node in self._roster.present():
+            # A node that came back under a new id replaces its older self.
+            self._node_of[node.index if node.index >= 0 else node.node_id] = node.node_id
+        return super().get_node_ids()

@@ -1,0 +1,89 @@
+"""What a run says: a header, one line per round, a table at the end."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from hfedatm.settings import Settings
+from hfedatm_core.data import DomainData
+
+
+def header(settings: Settings, target: str, data: DomainData, folder: Path, done: int) -> str:
+    """Return what is about to happen."""
+    sources = ", ".join(name for name in data.domains if name != target)
+    lines = [
+        f"HFedATM: {settings.stations} stations x {settings.clients_per_station} clients, "
+        f"{settings.rounds} rounds x {settings.station_rounds} station rounds x "
+        f"{settings.local_epochs} epochs",
+        f"  {settings.dataset}: trains on {sources}; {target} is never seen",
+        f"  {settings.model}, {settings.client_method} clients, {settings.server_rule} at the server, "
+        f"seed {settings.seed}",
+        f"  results: {folder}",
+    ]
+    if done:
+        lines.append(f"  resuming after round {done}")
+    return "\n".join(lines)
+
+
+def round_line(record: Mapping[str, Any], settings: Settings) -> str:
+    """Return the line of one round."""
+    stations = record["stations"]
+    parts = [
+        f"round {record['round']:>3}/{settings.rounds}",
+        f"stations {stations['answered']}/{stations['asked']}",
+        f"clients {record['clients']['answered']}",
+        f"loss {record['loss']:.3f}" if "loss" in record else "loss -",
+        f"source {_percent(record.get('source'))}",
+        f"unseen {_percent(record.get('unseen'))}",
+        f"moved {record.get('moved', 0)}",
+        f"up {size(record['bytes_up']['clients'])} clients, {size(record['bytes_up']['stations'])} stations",
+        f"{record['seconds']:.1f} s",
+    ]
+    if "kept" in record:
+        parts.append(f"MODEL KEPT: {record['kept']}")
+    return " | ".join(parts)
+
+
+def outcome(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], folder: Path) -> str:
+    """Return the table at the end; its last line names the results folder."""
+    table = Table(title="Result", title_justify="left")
+    for column in ("model", "round", "source accuracy", "unseen-domain accuracy"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for name, key in (("last", "last"), ("best by source validation", "best_by_source")):
+        if scores := summary[key]:
+            table.add_row(
+                name, str(scores["round"]), _percent_of(scores["source_accuracy"]),
+                _percent_of(scores["unseen_accuracy"]),
+            )
+    text = io.StringIO()
+    console = Console(file=text, width=100)
+    console.print(table)
+    console.print(
+        f"{len(rounds)} rounds in {summary['seconds']:.1f} s; up {size(summary['bytes_up']['clients'])} from "
+        f"clients and {size(summary['bytes_up']['stations'])} from stations; {summary['failures']} failures",
+        highlight=False,
+    )
+    return f"{text.getvalue()}Results: {folder}"
+
+
+def size(count: float) -> str:
+    """Return bytes as people read them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def _percent(scores: Mapping[str, float] | None) -> str:
+    return _percent_of(scores and scores["accuracy"])
+
+
+def _percent_of(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"

@@ -1,0 +1,14 @@
+"""The paper's ablation "w/o RegMean": average the aligned models."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from server_app.rules.hfedatm import HFedATM
+
+
+@dataclass
+class HFedATMNoRegMean(HFedATM):
+    """Alignment alone; no Gram leaves a client."""
+
+    needs_grams: ClassVar[bool] = False
+    regmean: ClassVar[bool] = False

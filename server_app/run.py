@@ -1,0 +1,166 @@
+"""A run: check everything first, then rounds, each ending in one line and one checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp import Grid
+from torch import nn
+
+import server_app.rules
+from client_app.data import Batches
+from client_app.training import evaluate
+from client_app.work import load_train_fn
+from hfedatm.assembly import build_method, build_model, load_data, pick_device, target_domain
+from hfedatm.plugins import construct, find_class
+from hfedatm.records import record_to_state, state_to_record
+from hfedatm.results import RunFolder
+from hfedatm.settings import Settings, parse_params, resolve
+from hfedatm_core import ChannelGraph, collect_grams
+from hfedatm_core.data import DataSpec
+from server_app.narration import header, outcome, round_line
+from server_app.rules.base import Rule
+from server_app.strategy import HFedATMStrategy
+
+log = logging.getLogger("hfedatm")
+
+
+def open_run(given: Mapping[str, Any]) -> RunFolder:
+    """Return the folder of a new run, or of the one to resume; bad settings are refused here."""
+    _narrate()
+    if given.get("resume"):
+        return RunFolder.reopen(str(given["resume"]), given)
+    settings = resolve(given)
+    check(settings)
+    return RunFolder.create(settings)
+
+
+def check(settings: Settings) -> None:
+    """Build everything once, so that whatever is wrong is said before round 1."""
+    data = load_data(settings)
+    target_domain(settings, data)
+    build_model(settings, data.spec, build_method(settings))
+    build_rule(settings)
+    if settings.train_fn:
+        load_train_fn(settings)
+
+
+def build_rule(settings: Settings) -> Rule:
+    """Make the server rule."""
+    cls = find_class("server-rule", settings.server_rule, server_app.rules, Rule, "hfedatm.rules")
+    rule: Rule = construct("rule-params", cls, parse_params(settings.rule_params))
+    return rule
+
+
+def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
+    """Run all rounds that are still to do over a Grid of stations; return the summary."""
+    settings = folder.settings
+    device = pick_device(settings)
+    data = load_data(settings)
+    target = target_domain(settings, data)
+    method, rule = build_method(settings), build_rule(settings)
+    model = build_model(settings, data.spec, method)
+    done, state, remembered = folder.restore()
+    if done:
+        model.load_state_dict(state)
+    strategy = HFedATMStrategy(
+        settings, rule, method, ChannelGraph.trace(model, _example(data.spec)),
+        layers=_gram_layers(model, data.spec, settings) if rule.needs_grams else {},
+        template=_shared_template(model, method, data.spec), done=done,
+    )
+    strategy.shared = remembered
+    log.info(header(settings, target, data, folder.path, done))
+    unseen = Batches(data.domains[target], data.spec, 256, device)
+    started = time.perf_counter()
+
+    def after_round(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+        nonlocal started
+        if number == 0:
+            return None
+        record = strategy.record
+        state = record_to_state(arrays)
+        if "source" in record or not settings.validation_fraction:
+            model.load_state_dict(state)
+            torch.manual_seed(settings.seed)
+            result = evaluate(model.to(device), unseen)
+            record["unseen"] = {
+                "domain": target, "accuracy": result["correct"] / result["num-examples"],
+                "loss": result["loss"],
+            }
+        record["seconds"] = time.perf_counter() - started
+        started = time.perf_counter()
+        folder.save_round(record, state, strategy.shared)
+        log.info(round_line(record, settings))
+        for failure in record["failures"]:
+            log.warning("  left out: %s: %s", failure["node"], failure["reason"])
+        return None
+
+    logging.getLogger("flwr").setLevel(logging.WARNING)  # one line per round, not Flower's dozen
+    strategy.start(
+        stations, state_to_record(model.state_dict()), num_rounds=settings.rounds - done,
+        timeout=settings.station_timeout, evaluate_fn=after_round,
+    )
+    summary = summarise(folder)
+    folder.finish(summary)
+    log.info(outcome(summary, folder.rounds(), folder.path))
+    return summary
+
+
+def summarise(folder: RunFolder) -> dict[str, Any]:
+    """Return the outcome: the last round, and the best by source validation."""
+    rounds = folder.rounds()
+    scored = [r for r in rounds if "source" in r]
+    best = max(scored, key=lambda r: (r["source"]["accuracy"], -r["round"]), default=None)
+    return {
+        "rounds": len(rounds),
+        "last": _scores(rounds[-1]) if rounds else None,
+        "best_by_source": _scores(best) if best else None,
+        "seconds": sum(r["seconds"] for r in rounds),
+        "bytes_up": {t: sum(r["bytes_up"][t] for r in rounds) for t in ("clients", "stations")},
+        "failures": sum(len(r["failures"]) for r in rounds),
+    }
+
+
+def _scores(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "round": record["round"],
+        "loss": record.get("loss"),
+        "source_accuracy": record.get("source", {}).get("accuracy"),
+        "unseen_accuracy": record.get("unseen", {}).get("accuracy"),
+    }
+
+
+def _example(spec: DataSpec) -> tuple[Any, ...]:
+    inputs = spec.example()
+    return tuple(inputs.values()) if isinstance(inputs, dict) else (inputs,)
+
+
+def _gram_layers(model: nn.Module, spec: DataSpec, settings: Settings) -> dict[str, int]:
+    """Find the layers that will have a Gram by making one from an example."""
+    batch = (spec.example(), torch.zeros(2, dtype=torch.long))
+    grams = collect_grams(
+        model, [batch], max_dim=settings.gram_max_dim, rank=settings.gram_rank,
+        conv=settings.regmean_conv, bias=settings.regmean_bias == "exact",
+    )
+    return {name: gram.dim for name, gram in grams.items()}
+
+
+def _shared_template(model: nn.Module, method: Any, spec: DataSpec) -> dict[str, torch.Tensor]:
+    if method.sharing == "none":
+        return {}
+    return method.share(model, [(spec.example(), torch.zeros(2, dtype=torch.long))])
+
+
+def _narrate() -> None:
+    """Send the run's lines to standard output, bare: that is what `flwr run --stream` shows."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.handlers[:] = [handler]
+    log.setLevel(logging.INFO)
+    log.propagate = False

@@ -1,0 +1,210 @@
+"""The server's rounds over its stations, as a Flower strategy."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from client_app.methods.base import Method
+from hfedatm.records import (
+    Failure,
+    State,
+    Task,
+    content_bytes,
+    layers_to_record,
+    open_grams,
+    open_metrics,
+    open_reply,
+    open_state,
+    record_to_failures,
+    record_to_state,
+    state_to_record,
+    take_each,
+)
+from hfedatm.settings import Settings
+from hfedatm_core import ChannelGraph, Update, MeanAccumulator
+from server_app.rules.base import Rule, Situation
+
+
+class HFedATMStrategy(Strategy):
+    """Send the global model to the stations and merge what they return by a rule.
+
+    Parameters
+    ----------
+    settings
+        The run's settings.
+    rule
+        How station models become one.
+    method
+        The client method; it may share something before each round.
+    graph
+        Which axes of the network share a channel space.
+    layers
+        Linear layers that need a Gram, with their widths.
+    template
+        Arrays the method shares, if any (zeros of the right shapes).
+    done
+        Rounds finished before this start; a resumed run counts on from here.
+    """
+
+    def __init__(
+        self, settings: Settings, rule: Rule, method: Method, graph: ChannelGraph,
+        layers: dict[str, int], template: State, done: int = 0,
+    ) -> None:
+        self.settings, self.rule, self.method, self.graph = settings, rule, method, graph
+        self.layers = layers if rule.needs_grams else {}
+        self.template = template
+        self.done = done
+        self.shared: State = {}
+        self.record: dict[str, Any] = {}
+
+    def summary(self) -> None:
+        """Log nothing: the run prints its own header."""
+
+    # --- training ------------------------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Send the global model to every station, after what the method shares beforehand."""
+        self._round = server_round + self.done
+        self._started = time.perf_counter()
+        self._reference = record_to_state(arrays)
+        self.record = {"round": self._round, "failures": [], "bytes_up": {"clients": 0, "stations": 0}}
+        if self.method.sharing == "global":
+            self._share(arrays, grid)
+        return self._messages("train", MessageType.TRAIN, arrays, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Merge the stations' updates as they come in; too few of them leave the model as it is."""
+        stations: list[dict[str, Any]] = []
+        updates: Iterable[Update] = self._updates(replies, stations)
+        if self.settings.reference == "medoid":
+            updates = list(updates)  # choosing the medoid needs all of them twice
+        try:
+            merged = self.rule.merge(updates, Situation(self.settings, self.graph, self._reference, self._round))
+        except ValueError as error:
+            if stations:
+                self.record["failures"].append(Failure("server", f"merge: {error}").to_dict())
+            merged = None
+        clients = sum(station["num-clients"] for station in stations)
+        examples = sum(station["num-examples"] for station in stations)
+        self.record |= {
+            "stations": {"asked": self._asked, "answered": len(stations)},
+            "clients": {"answered": clients},
+            "per_station": stations,
+            "train_seconds": time.perf_counter() - self._started,
+        }
+        if examples:
+            self.record["loss"] = sum(s["loss"] * s["num-examples"] for s in stations) / examples
+        needed = max(1, math.ceil(self.settings.station_quorum * self._asked))
+        if merged is None or len(stations) < needed:
+            self.record["kept"] = f"{len(stations)} of {self._asked} stations usable, {needed} needed"
+            return None, None
+        self.record["merge"] = merged.report.to_dict()
+        self.record["moved"] = sum(sum(g["moved"] for g in s["groups"].values()) for s in self.record["merge"]["stations"])
+        return state_to_record(merged.state), None
+
+    def _updates(self, replies: Iterable[Message], stations: list[dict[str, Any]]) -> Iterator[Update]:
+        """Yield one checked update at a time; who fails a check is recorded and left out."""
+        for reply in replies:
+            found: list[Update] = []
+
+            def take(reply: Message, found: list[Update] = found) -> None:
+                content = open_reply(reply, self.settings.max_reply_mb)
+                metrics = open_metrics(content, ("num-examples", "num-clients"))
+                state = open_state(content, self._reference)
+                grams = open_grams(content, self.layers) if self.layers else {}
+                name = f"station {reply.metadata.src_node_id}"
+                found.append(Update(
+                    state=state, grams=grams, num_examples=int(metrics["num-examples"]),
+                    num_clients=int(metrics["num-clients"]), name=name,
+                ))
+                self._note_failures(content, name)
+                size = content_bytes(content)
+                stations.append({"name": name, **metrics, "bytes_up": size})
+                self.record["bytes_up"]["stations"] += size
+                self.record["bytes_up"]["clients"] += int(metrics.get("bytes-up", 0))
+
+            failures = take_each([reply], take, "station")
+            self.record["failures"] += [failure.to_dict() for failure in failures]
+            yield from found
+
+    def _share(self, arrays: ArrayRecord, grid: Grid) -> None:
+        mean = MeanAccumulator()
+
+        def take(reply: Message) -> None:
+            content = open_reply(reply, self.settings.max_reply_mb)
+            metrics = open_metrics(content)
+            mean.add(open_state(content, self.template, "shared"), int(metrics["num-examples"]))
+            self._note_failures(content, f"station {reply.metadata.src_node_id}")
+            self.record["bytes_up"]["stations"] += content_bytes(content)
+            self.record["bytes_up"]["clients"] += int(metrics.get("bytes-up", 0))
+
+        messages = self._messages("prepare", "train.prepare", arrays, grid)
+        replies = grid.send_and_receive(messages, timeout=self.settings.station_timeout)
+        failures = take_each(replies, take, "station")
+        self.record["failures"] += [failure.to_dict() for failure in failures]
+        if len(failures) < self._asked:
+            self.shared = self.method.blend(self.shared, mean.result())
+
+    # --- evaluation ----------------------------------------------------------------------------------
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask the stations how good the merged model is on their clients' validation examples."""
+        due = self._round % self.settings.evaluate_every == 0 or self._round == self.settings.rounds
+        if not due or not self.settings.validation_fraction:
+            self._asked = 0
+            return []
+        return self._messages("evaluate", MessageType.EVALUATE, arrays, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Add up the stations' counts."""
+        total = {"correct": 0.0, "num-examples": 0.0, "loss-sum": 0.0}
+
+        def take(reply: Message) -> None:
+            content = open_reply(reply, self.settings.max_reply_mb)
+            for name, value in open_metrics(content).items():
+                if name in total:
+                    total[name] += value
+            self._note_failures(content, f"station {reply.metadata.src_node_id}")
+
+        failures = take_each(replies, take, "station")
+        self.record["failures"] += [failure.to_dict() for failure in failures]
+        if not total["num-examples"]:
+            return None
+        self.record["source"] = {
+            "accuracy": total["correct"] / total["num-examples"],
+            "loss": total["loss-sum"] / total["num-examples"],
+        }
+        return MetricRecord(self.record["source"])
+
+    # --- both ----------------------------------------------------------------------------------------
+
+    def _messages(self, kind: Any, message_type: str, arrays: ArrayRecord, grid: Grid) -> list[Message]:
+        stations = sorted(grid.get_node_ids())
+        self._asked = len(stations)
+        shared = self.template if kind == "prepare" else (self.shared or self.template)
+        records: dict[str, Any] = {"model": arrays, "layers": layers_to_record(self.layers)}
+        if shared:
+            records["shared"] = state_to_record(shared)
+        return [
+            Message(RecordDict({
+                **records, "task": Task(kind, self.settings, self._round, station=station).to_record(),
+            }), station, message_type)
+            for station in stations
+        ]
+
+    def _note_failures(self, content: RecordDict, station: str) -> None:
+        for failure in record_to_failures(content.config_records.get("failures", ConfigRecord())):
+            self.record["failures"].append({"node": f"{station}, {failure.node}", "reason": failure.reason})

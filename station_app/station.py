@@ -1,0 +1,92 @@
+"""A station's job: content from the server in, content for the server out.
+
+``run_station`` needs only a Grid that shows exactly this station's clients, so it is the same in a
+simulation, in one process and on a station's own machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from hfedatm.assembly import build_method
+from hfedatm.records import (
+    Task,
+    failures_to_record,
+    grams_to_record,
+    record_to_layers,
+    record_to_state,
+    state_to_record,
+)
+from hfedatm.state import NodeMemory
+from station_app.strategy import StationStrategy
+
+
+def run_station(grid: Grid, content: RecordDict) -> RecordDict:
+    """Do what the server's task asks for, with this station's clients."""
+    task = Task.from_record(content.config_records["task"])
+    started = time.perf_counter()
+    reply = _JOBS[task.kind](grid, content, task)
+    reply.metric_records["metrics"]["seconds"] = time.perf_counter() - started
+    return reply
+
+
+def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
+    shared = content.array_records.get("shared")
+    if build_method(task.settings).sharing == "station":
+        shared = _share_in_station(grid, content, task)
+    layers = record_to_layers(content.config_records["layers"])
+    strategy = StationStrategy(task, layers, shared)
+    arrays = content.array_records["model"]
+    for station_round in range(1, task.settings.station_rounds + 1):
+        messages = strategy.configure_train(station_round, arrays, ConfigRecord(), grid)
+        replies = grid.send_and_receive(messages, timeout=task.settings.client_timeout)
+        arrays, metrics = strategy.aggregate_train(station_round, replies)
+    metrics |= {
+        "num-examples": strategy.num_examples, "num-clients": strategy.num_clients,
+        "bytes-up": strategy.bytes_up, "gram-bytes-up": strategy.gram_bytes_up,
+    }
+    reply = RecordDict({
+        "model": arrays, "metrics": metrics, "failures": failures_to_record(strategy.failures),
+    })
+    if layers:
+        reply["grams"] = grams_to_record(strategy.grams, task.settings.gram_dtype)
+    return reply
+
+
+def _prepare(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
+    strategy = StationStrategy(task)
+    messages = strategy.configure_prepare(content.array_records["model"], grid)
+    replies = grid.send_and_receive(messages, timeout=task.settings.client_timeout)
+    mean = strategy.aggregate_prepare(replies, record_to_state(content.array_records["shared"]))
+    return RecordDict({
+        "shared": state_to_record(mean),
+        "metrics": MetricRecord({"num-examples": strategy.num_examples, "bytes-up": strategy.bytes_up}),
+        "failures": failures_to_record(strategy.failures),
+    })
+
+
+def _share_in_station(grid: Grid, content: RecordDict, task: Task) -> ArrayRecord:
+    """Average what the method shares over this station alone, and keep it for the next round."""
+    memory = NodeMemory(task.settings.run_name, f"station-{task.station}")
+    mean = record_to_state(_prepare(grid, content, task).array_records["shared"])
+    blended = build_method(task.settings).blend(memory.load(before=(task.round, 0)), mean)
+    memory.save((task.round, 0), blended)
+    return state_to_record(blended)
+
+
+def _evaluate(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
+    strategy = StationStrategy(task)
+    arrays = content.array_records["model"]
+    messages = strategy.configure_evaluate(task.round, arrays, ConfigRecord(), grid)
+    replies = grid.send_and_receive(messages, timeout=task.settings.client_timeout)
+    metrics = strategy.aggregate_evaluate(task.round, replies)
+    return RecordDict({"metrics": metrics, "failures": failures_to_record(strategy.failures)})
+
+
+_JOBS: dict[str, Callable[[Grid, RecordDict, Task], RecordDict]] = {
+    "prepare": _prepare, "train": _train, "evaluate": _evaluate,
+}

@@ -1,0 +1,179 @@
+"""A station's rounds over its clients, as a Flower strategy.
+
+In each station round the station sends its *current* model to some of its clients and takes the
+example-weighted mean of what they return. In the last one the clients add Gram matrices, which the
+station averages and shrinks. Replies are folded in one at a time: memory does not grow with the
+number of clients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from hfedatm.errors import UserError
+from hfedatm.records import (
+    Failure,
+    State,
+    Task,
+    content_bytes,
+    open_grams,
+    open_metrics,
+    open_reply,
+    open_state,
+    record_to_state,
+    state_to_record,
+    take_each,
+)
+from hfedatm.seeding import derive
+from hfedatm_core import Gram, GramAccumulator, MeanAccumulator
+
+
+class TooFewClients(UserError):
+    """Fewer clients than the quorum gave a usable reply."""
+
+
+class StationStrategy(Strategy):
+    """One global round of one station.
+
+    Parameters
+    ----------
+    task
+        What the server asked for.
+    layers
+        Linear layers that need a Gram, with their widths; empty when the rule needs none.
+    shared
+        Arrays that every client gets along with the model.
+    """
+
+    def __init__(
+        self, task: Task, layers: Mapping[str, int] | None = None, shared: ArrayRecord | None = None
+    ) -> None:
+        self.task = task
+        self.settings = task.settings
+        self.layers = dict(layers or {})
+        self.shared = shared
+        self.failures: list[Failure] = []
+        self.grams: dict[str, Gram] = {}
+        self.num_examples = self.num_clients = 0
+        self.bytes_up = self.gram_bytes_up = 0
+
+    def summary(self) -> None:
+        """Log nothing: the server prints one line per round for the whole tree."""
+
+    # --- training ------------------------------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Send the station model to the clients drawn for this station round."""
+        last = server_round == self.settings.station_rounds
+        task = self.task.but(station_round=server_round, send_grams=last and bool(self.layers))
+        self._reference = record_to_state(arrays)
+        return self._messages(grid, MessageType.TRAIN, task, arrays)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord, MetricRecord]:
+        """Average models by examples, and Grams by client or by examples."""
+        models, grams = MeanAccumulator(), GramAccumulator()
+        self.num_examples, self.num_clients, loss_sum = 0, 0, 0.0
+        need_grams = bool(self.layers) and server_round == self.settings.station_rounds
+
+        def take(reply: Message) -> None:
+            nonlocal loss_sum
+            content = open_reply(reply, self.settings.max_reply_mb)
+            metrics = open_metrics(content)
+            state = open_state(content, self._reference)
+            # Everything is checked before anything is added.
+            found = open_grams(content, self.layers) if need_grams else {}
+            examples = int(metrics["num-examples"])
+            models.add(state, examples)
+            loss_sum += metrics["loss"] * examples
+            if need_grams:
+                grams.add(found, examples if self.settings.gram_weights == "examples" else 1)
+                self.gram_bytes_up += content.array_records["grams"].count_bytes()
+            self.bytes_up += content_bytes(content)
+            self.num_examples += examples
+            self.num_clients += 1
+
+        self._fold(replies, take)
+        if need_grams:
+            self.grams = {name: g.shrink(self.settings.alpha) for name, g in grams.result().items()}
+        return state_to_record(models.result()), MetricRecord({"loss": loss_sum / self.num_examples})
+
+    # --- what a method shares before a round ---------------------------------------------------------
+
+    def configure_prepare(self, arrays: ArrayRecord, grid: Grid) -> list[Message]:
+        """Ask the clients of the first station round for what their method shares."""
+        return self._messages(grid, "train.prepare", self.task.but(station_round=1), arrays)
+
+    def aggregate_prepare(self, replies: Iterable[Message], template: State) -> State:
+        """Average it by examples; ``template`` says which arrays, of what shapes."""
+        mean = MeanAccumulator()
+
+        def take(reply: Message) -> None:
+            content = open_reply(reply, self.settings.max_reply_mb)
+            examples = int(open_metrics(content)["num-examples"])
+            mean.add(open_state(content, template, "shared"), examples)
+            self.bytes_up += content_bytes(content)
+            self.num_examples += examples
+
+        self._fold(replies, take)
+        return mean.result()
+
+    # --- evaluation ----------------------------------------------------------------------------------
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask every client to evaluate."""
+        return self._messages(grid, MessageType.EVALUATE, self.task, arrays, everyone=True)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord:
+        """Add up the clients' counts."""
+        total = {"correct": 0.0, "num-examples": 0.0, "loss-sum": 0.0}
+
+        def take(reply: Message) -> None:
+            metrics = open_metrics(open_reply(reply, self.settings.max_reply_mb))
+            total["correct"] += metrics["correct"]
+            total["num-examples"] += metrics["num-examples"]
+            total["loss-sum"] += metrics["loss"] * metrics["num-examples"]
+
+        self._fold(replies, take)
+        return MetricRecord(total)
+
+    # --- both ----------------------------------------------------------------------------------------
+
+    def _messages(
+        self, grid: Grid, kind: str, task: Task, arrays: ArrayRecord, everyone: bool = False
+    ) -> list[Message]:
+        clients = sorted(grid.get_node_ids())
+        if not everyone:
+            clients = self._draw(clients, task.station_round)
+        self._asked = len(clients)
+        records = {"model": arrays} | ({"shared": self.shared} if self.shared else {})
+        return [
+            Message(RecordDict({**records, "task": task.but(client=c).to_record()}), c, kind)
+            for c in clients
+        ]
+
+    def _draw(self, clients: list[int], station_round: int) -> list[int]:
+        count = max(1, round(self.settings.client_fraction * len(clients)))
+        seed = derive(self.settings.seed, "draw", self.task.round, station_round, self.task.station)
+        chosen = np.random.default_rng(seed).permutation(len(clients))[:count]
+        return sorted(clients[i] for i in chosen)
+
+    def _fold(self, replies: Iterable[Message], take: Callable[[Message], None]) -> None:
+        failed = take_each(replies, take, "client")
+        self.failures += failed
+        answered = self._asked - len(failed)
+        needed = max(1, math.ceil(self.settings.client_quorum * self._asked))
+        if answered < needed:
+            reasons = "; ".join(f"{f.node}: {f.reason}" for f in failed) or "it has no clients"
+            raise TooFewClients(f"{answered} of {self._asked} clients answered, {needed} are needed: {reasons}")
