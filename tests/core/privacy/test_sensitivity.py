@@ -1,0 +1,104 @@
+"""No pair of neighbouring data sets is ever further apart than the sensitivity says."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from hfedatm_core.privacy.clipping import (
+    clip_examples,
+    clip_frobenius,
+    clip_spectral,
+    sensitivity,
+)
+
+DIM = 5
+numbers = st.floats(-1e3, 1e3, width=32)
+# one example: a few rows (tokens) of features
+examples = hnp.arrays(
+    np.float64, st.tuples(st.integers(1, 4), st.just(3), st.just(DIM)), elements=numbers
+)
+bounds = st.floats(1e-2, 1e2)
+SLACK = 1 + 1e-9
+
+
+def summed(rows: torch.Tensor) -> torch.Tensor:
+    flat = rows.reshape(-1, DIM)
+    return flat.T @ flat
+
+
+def triangle_distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(torch.triu(a - b)))
+
+
+@given(examples, examples, bounds)
+@settings(deadline=None, max_examples=150)
+def test_example_level(data, other, c):
+    clipped = clip_examples(torch.from_numpy(data), c)
+    bound = sensitivity("example", c, DIM)
+    assert bound == c**2
+    whole = summed(clipped)
+    without_one = summed(clipped[1:])
+    distance = float(torch.linalg.matrix_norm(whole - without_one))
+    assert triangle_distance(whole, without_one) <= distance <= bound * SLACK
+    replaced = torch.cat([clip_examples(torch.from_numpy(other[:1]), c), clipped[1:]])
+    distance = float(torch.linalg.matrix_norm(whole - summed(replaced)))
+    assert distance <= sensitivity("example", c, DIM, adjacency="replace") * SLACK
+
+
+@given(examples, examples, bounds)
+@settings(deadline=None, max_examples=150)
+def test_client_level(data, other, bound):
+    left, right = (clip_frobenius(summed(torch.from_numpy(x)), bound) for x in (data, other))
+    assert float(torch.linalg.matrix_norm(left)) <= sensitivity("client", bound, DIM) * SLACK
+    distance = float(torch.linalg.matrix_norm(left - right))
+    assert distance <= sensitivity("client", bound, DIM, adjacency="replace") * SLACK
+
+
+@given(examples, examples, bounds, st.sampled_from([None, 1, 2]))
+@settings(deadline=None, max_examples=150)
+def test_spectral_clip_needs_the_root_of_the_rank(data, other, bound, rank):
+    left, right = (clip_spectral(summed(torch.from_numpy(x)), bound, rank) for x in (data, other))
+    assert float(torch.linalg.matrix_norm(left, 2)) <= bound * SLACK
+    single = sensitivity("paper", bound, DIM, rank=rank)
+    assert float(torch.linalg.matrix_norm(left)) <= single * SLACK
+    distance = float(torch.linalg.matrix_norm(left - right))
+    assert distance <= sensitivity("paper", bound, DIM, rank=rank, adjacency="replace") * SLACK
+
+
+def test_the_bounds_are_reached():
+    c = 3.0
+    x = torch.zeros(1, 2)
+    x[0, 0] = 10.0
+    y = x.flip(1)
+    a, b = (row.T @ row for row in (clip_examples(x, c), clip_examples(y, c)))
+    assert float(torch.linalg.matrix_norm(a)) == pytest.approx(sensitivity("example", c, 2))
+    apart = float(torch.linalg.matrix_norm(a - b))
+    assert apart == pytest.approx(sensitivity("example", c, 2, adjacency="replace"))
+    # a multiple of the identity has the Frobenius norm that a spectral clip alone does not see
+    full = clip_spectral(100 * torch.eye(4, dtype=torch.float64), c)
+    assert float(torch.linalg.matrix_norm(full)) == pytest.approx(sensitivity("paper", c, 4))
+    assert sensitivity("paper", c, 4) == 2 * c
+
+
+@given(examples, bounds)
+@settings(deadline=None, max_examples=50)
+def test_clipping_leaves_small_examples_alone_and_keeps_directions(data, c):
+    rows = torch.from_numpy(data)
+    norms = rows.flatten(1).norm(dim=1)
+    clipped = clip_examples(rows, c)
+    small = norms <= c * (1 - 1e-12)
+    assert torch.equal(clipped[small], rows[small])
+    cosine = torch.nn.functional.cosine_similarity(clipped.flatten(1), rows.flatten(1))
+    assert torch.allclose(cosine[norms > 1e-6], torch.ones(1, dtype=torch.float64))
+
+
+def test_bad_values_are_refused():
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        clip_examples(torch.tensor([[float("nan")]]), 1.0)
+    with pytest.raises(ValueError, match="positive number"):
+        clip_frobenius(torch.eye(2), 0.0)
+    with pytest.raises(ValueError, match="unknown mechanism 'none'"):
+        sensitivity("none", 1.0, 3)
