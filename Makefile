@@ -1,0 +1,26 @@
+# Both commands work on a machine with nothing but Python 3.11 and git.
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: install demo test test-all lint bench docs clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e ".[dev,text]"
+	touch $@
+
+demo: install      ## three tiers on the embedded data set, by Flower's own simulation
+	$(BIN)/flwr run . --stream -c 'output="$(CURDIR)/results"'
+
+test: install      ## the ordinary tests
+	$(BIN)/python -m pytest -m "not slow and not e2e and not docker"
+
+test-all: install  ## also long training, real processes and containers
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check . && $(BIN)/mypy
