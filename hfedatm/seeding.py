@@ -13,10 +13,10 @@ import torch
 
 
 def derive(seed: int, *parts: int | str) -> int:
-    """Return a 63-bit seed for one purpose."""
+    """Return a 32-bit seed for one purpose."""
     words = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in parts]
-    state = np.random.SeedSequence([seed, *words]).generate_state(1, np.uint64)
-    return int(state[0] >> np.uint64(1))
+    state = np.random.SeedSequence([seed, *words]).generate_state(1, np.uint32)
+    return int(state[0])
 
 
 def generator(seed: int, *parts: int | str) -> torch.Generator:

@@ -110,7 +110,8 @@ class HFedATMStrategy(Strategy):
             self.record["kept"] = f"{len(stations)} of {self._asked} stations usable, {needed} needed"
             return None, None
         self.record["merge"] = merged.report.to_dict()
-        self.record["moved"] = sum(sum(g["moved"] for g in s["groups"].values()) for s in self.record["merge"]["stations"])
+        groups = [g for groups in merged.report.stations.values() for g in groups.values()]
+        self.record["moved"] = sum(group.moved for group in groups)
         return state_to_record(merged.state), None
 
     def _updates(self, replies: Iterable[Message], stations: list[dict[str, Any]]) -> Iterator[Update]:

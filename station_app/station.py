@@ -45,10 +45,10 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
         messages = strategy.configure_train(station_round, arrays, ConfigRecord(), grid)
         replies = grid.send_and_receive(messages, timeout=task.settings.client_timeout)
         arrays, metrics = strategy.aggregate_train(station_round, replies)
-    metrics |= {
+    metrics.update({
         "num-examples": strategy.num_examples, "num-clients": strategy.num_clients,
         "bytes-up": strategy.bytes_up, "gram-bytes-up": strategy.gram_bytes_up,
-    }
+    })
     reply = RecordDict({
         "model": arrays, "metrics": metrics, "failures": failures_to_record(strategy.failures),
     })

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flwr.supercore.task_identity import TaskIdentity
+
 from client_app.app import app as client_app
 from hfedatm.runtime.in_process import InProcessGrid
 from hfedatm.runtime.stations import LocalStationsGrid
@@ -16,6 +18,8 @@ from station_app.station import run_station
 def run_locally(given: Mapping[str, Any]) -> dict[str, Any]:
     """Run a federation here and return its summary."""
     folder = open_run(given)
+    # Flower's runtimes tell a process who it is before it may make a message; here we are the runtime.
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     return run_rounds(folder, local_stations(folder.settings))
 
 

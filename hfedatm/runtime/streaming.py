@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from flwr.app import Error, Message, RecordDict
-from flwr.common.typing import Run
 from flwr.serverapp import Grid
 
 NO_REPLY = 1_001
@@ -22,12 +22,12 @@ NO_REPLY = 1_001
 class StreamingGrid(Grid):
     """Base of our Grids; ``nodes`` are the logical ids of a tier's children."""
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         """Set the run; kept only to satisfy the interface."""
         self._run = run
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         """Run information."""
         return self._run
 

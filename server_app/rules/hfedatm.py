@@ -25,5 +25,5 @@ class HFedATM(Rule):
             updates, situation.graph, fot=self.fot, regmean=self.regmean,
             reference=s.reference, previous=situation.previous,
             solver=s.ot_solver, scope=s.ot_scope, reg=s.ot_reg, iterations=s.ot_iterations,
-            margin=s.ot_margin, ridge=s.ridge, coefficients=s.regmean_weights, bias=s.regmean_bias,
+            margin=s.ot_margin, ridge=s.ridge, coefficients=s.regmean_weights,
         )
