@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from filelock import FileLock
+from filelock import AcquireReturnProxy, FileLock
 
 Array = npt.NDArray[np.generic]
 logger = logging.getLogger(__name__)
@@ -57,27 +57,32 @@ def cached_array(
     found = _open(path, shape, dtype)
     if found is not None:
         return found
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock"):
+    with _lock(path):
+        found = _open(path, shape, dtype)
+        if found is None:
+            _write(path, shape, dtype, fill)
             found = _open(path, shape, dtype)
-            if found is None:
-                _write(path, shape, dtype, fill)
-                found = _open(path, shape, dtype)
-    except PermissionError as error:
-        raise PermissionError(
-            f"cannot write to the cache folder {path.parent} ({error}); set the environment "
-            "variable HFEDATM_CACHE to a folder that can be written"
-        ) from error
     if found is None:
         raise OSError(f"{path} was written but cannot be read back; is the disk full?")
     return found
 
 
+def _lock(path: Path) -> AcquireReturnProxy:
+    """Take the lock of a cached file; leaving the ``with`` block gives it back."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(f"{path}.lock").acquire()
+    except OSError as error:
+        raise PermissionError(
+            f"cannot write to the cache folder {path.parent} ({error}); set the environment "
+            "variable HFEDATM_CACHE to a folder that can be written"
+        ) from error
+
+
 def _open(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array | None:
     try:
         array: Array = np.load(path, mmap_mode="c", allow_pickle=False)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, EOFError, OSError) as error:
         logger.warning("the cached file %s is damaged and is made again: %s", path, error)

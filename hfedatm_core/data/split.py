@@ -43,7 +43,8 @@ def client_shares(
     counts = heterogeneous_partition([len(data.domains[n]) for n in names], num_clients, lam)
     shares: Shares = [{} for _ in range(num_clients)]
     for name, row in zip(names, counts, strict=True):
-        generator = torch.Generator().manual_seed((seed << 32) + zlib.crc32(name.encode()))
+        # torch's generator looks at the lowest 32 bits of a seed only, so the two are hashed together.
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
         order = torch.randperm(len(data.domains[name]), generator=generator)
         for share, indices in zip(shares, torch.split(order, [int(n) for n in row]), strict=True):
             if len(indices):

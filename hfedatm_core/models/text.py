@@ -10,7 +10,7 @@ from hfedatm_core.models.base import require_kind
 from hfedatm_core.models.weights import from_hub
 
 # The sizes of the random models for tests.
-TINY = {
+TINY: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -55,12 +55,12 @@ def pretrained_classifier(
     return TextClassifier(model)
 
 
-def tiny_classifier(name: str, spec: DataSpec, architecture: Mapping[str, object]) -> nn.Module:
+def tiny_classifier(name: str, spec: DataSpec, architecture: Mapping[str, Any]) -> nn.Module:
     """Build a small random classifier; ``architecture`` completes `TINY` for transformers."""
     import transformers
 
     require_kind(spec, "text", name)
-    sizes = {"vocab_size": spec.vocab_size, "num_labels": spec.num_classes}
+    sizes: dict[str, Any] = {"vocab_size": spec.vocab_size, "num_labels": spec.num_classes}
     config = transformers.AutoConfig.for_model(**{**TINY, **architecture, **sizes})
     classifiers: Any = transformers.AutoModelForSequenceClassification
     return TextClassifier(classifiers.from_config(config))

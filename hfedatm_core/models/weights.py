@@ -119,8 +119,8 @@ def offline() -> bool:
 def _load(auto_class: str, source: str, **options: Any) -> Any:
     """Load without progress bars and reports on the weights a classifier does not use."""
     import transformers
-    from transformers.utils import logging
 
+    logging: Any = transformers.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -1,0 +1,76 @@
+"""Fixtures all tests share: the real data, when it is there, and a cache of their own."""
+
+import os
+import tarfile
+import tempfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(pytestconfig):
+    """Keep what tests cache out of the user's cache; keep it from one test run to the next."""
+    before = os.environ.get("HFEDATM_CACHE")
+    os.environ["HFEDATM_CACHE"] = str(_kept(pytestconfig, "hfedatm-cache"))
+    yield
+    if before is None:
+        del os.environ["HFEDATM_CACHE"]
+    else:
+        os.environ["HFEDATM_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Folder with the real data sets; the test is skipped if there is none."""
+    chosen = os.environ.get("HFEDATM_DATA")
+    folder = Path(chosen) if chosen else REPOSITORY.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no real data at {folder}; set HFEDATM_DATA to a folder that has it")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pacs_data(real_data, pytestconfig) -> Path:
+    """Folder that holds ``PACS``, unpacked once from ``pacs96.tar``."""
+    archive = real_data / "pacs96.tar"
+    if not archive.is_file():
+        pytest.skip(f"{archive} is not there")
+    kept = _kept(pytestconfig, "hfedatm-data")
+    folder = kept / f"pacs-{archive.stat().st_size}"
+    if not folder.is_dir():
+        with tempfile.TemporaryDirectory(dir=kept) as part, tarfile.open(archive) as tar:
+            tar.extractall(part, filter="data")
+            unpacked = Path(part) / "unpacked"
+            unpacked.mkdir()
+            (Path(part) / "PACS").rename(unpacked / "PACS")
+            try:
+                unpacked.rename(folder)
+            except OSError:  # another test process was faster
+                if not folder.is_dir():
+                    raise
+    return folder
+
+
+@pytest.fixture(scope="session")
+def amazon_data(real_data) -> Path:
+    """Folder that holds the Amazon reviews."""
+    if not list(real_data.glob("amazon*.parquet")):
+        pytest.skip(f"there is no amazon*.parquet in {real_data}")
+    return real_data
+
+
+@pytest.fixture(scope="session")
+def digits4_data(real_data) -> Path:
+    """Folder that holds ``digits4``."""
+    if not (real_data / "digits4").is_dir():
+        pytest.skip(f"there is no digits4 in {real_data}")
+    return real_data
+
+
+def _kept(config: pytest.Config, name: str) -> Path:
+    cache = config.cache
+    assert cache is not None, "run the tests without -p no:cacheprovider"
+    return cache.mkdir(name)
