@@ -116,6 +116,28 @@ class ChannelGraph:
 
         return trace(model, inputs)
 
+    def permute(
+        self, state: Mapping[str, Tensor], permutations: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Reorder channels on every axis that carries them; the network's function stays.
+
+        Parameters
+        ----------
+        state
+            A ``state_dict`` or any other values per parameter (say, a momentum).
+        permutations
+            Group name -> permutation ``p``: channel ``i`` becomes the old channel ``p[i]``. A group
+            that is not named stays as it is.
+        """
+        permuted = {}
+        for name, tensor in state.items():
+            for axis, length in enumerate(tensor.shape):
+                index = self.index(name, axis, length, permutations)
+                if index is not None:
+                    tensor = tensor.index_select(axis, index.to(tensor.device))
+            permuted[name] = tensor
+        return permuted
+
     def index(
         self, tensor: str, axis: int, length: int, permutations: Mapping[str, Tensor]
     ) -> Tensor | None:
@@ -126,8 +148,7 @@ class ChannelGraph:
         length
             Size of the axis.
         permutations
-            Group name -> permutation ``p`` (channel ``i`` becomes the old channel ``p[i]``); a
-            group that is not named stays as it is.
+            As in :meth:`permute`.
 
         Returns
         -------

@@ -213,7 +213,7 @@ class _Walk:
     # --- what is not understood ----------------------------------------------------------------
 
     def _unknown(self, node: fx.Node, what: str) -> Layout | None:
-        """Freeze all channels that a node reads and all tensors of its module; no layout is left."""
+        """Freeze all channels that a node reads and the tensors of its module; leave no layout."""
         self._freeze(node, what)
         if node.op == "call_module":
             for tensor, _ in self.modules[str(node.target)].named_parameters():
