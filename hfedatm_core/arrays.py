@@ -20,8 +20,8 @@ _FLOAT16_TOP = 32768.0
 def encode(values: Tensor, dtype: WireType | None = None) -> tuple[Array, float]:
     """Return ``(array, scale)`` with ``values ≈ array * scale``.
 
-    ``dtype=None`` keeps the type of ``values``. The 16-bit types use one scale per tensor; bfloat16,
-    which numpy lacks, travels as the ``uint16`` of its bits.
+    ``dtype=None`` keeps the type of ``values``. The 16-bit types use one scale per tensor;
+    bfloat16, which numpy lacks, travels as the ``uint16`` of its bits.
     """
     name = dtype or str(values.dtype).removeprefix("torch.")
     if name not in ("float16", "bfloat16", "float32", "float64"):
@@ -50,7 +50,8 @@ def decode(array: Array, scale: float, what: str) -> Tensor:
         values = torch.from_numpy(_writable(array))
     else:
         raise ValueError(
-            f"{what} has type {array.dtype}; expected float16, float32, float64 or uint16 (bfloat16)"
+            f"{what} has type {array.dtype}; "
+            "expected float16, float32, float64 or uint16 (bfloat16)"
         )
     if not is_finite(values):
         raise ValueError(f"{what} holds values that are not finite (NaN or infinity)")

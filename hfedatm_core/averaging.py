@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from .arrays import is_finite
+from hfedatm_core.arrays import is_finite
 
 State = Mapping[str, Tensor]
 
@@ -15,8 +15,9 @@ State = Mapping[str, Tensor]
 class MeanAccumulator:
     """Running weighted mean ``Σ w_k s_k / Σ w_k`` of model states.
 
-    Floating tensors of 16 bits are accumulated in float32; every tensor keeps its type in the result.
-    Integer and boolean tensors (such as BatchNorm's ``num_batches_tracked``) get the rounded mean.
+    Floating tensors of 16 bits are accumulated in float32; every tensor keeps its type in the
+    result. Integer and boolean tensors (such as BatchNorm's ``num_batches_tracked``) get the
+    rounded mean.
     """
 
     def __init__(self) -> None:
@@ -61,11 +62,8 @@ def weighted_mean(states: Iterable[State], weights: Iterable[float]) -> dict[str
     return mean.result()
 
 
-def check_state(state: State, reference: State, who: str, *, kernels: bool = False) -> None:
-    """Raise ``ValueError`` unless ``state`` has the reference's tensors and all are finite.
-
-    ``kernels=True`` lets the kernel size (last two axes of a 4-d weight) differ.
-    """
+def check_state(state: State, reference: State, who: str) -> None:
+    """Raise ``ValueError`` unless ``state`` has the reference's tensors and all are finite."""
     missing = [key for key in reference if key not in state]
     extra = [key for key in state if key not in reference]
     if missing or extra:
@@ -74,13 +72,10 @@ def check_state(state: State, reference: State, who: str, *, kernels: bool = Fal
             f"unexpected {extra[:5]}"
         )
     for key, expected in reference.items():
-        got = state[key].shape
-        fits = got == expected.shape or (
-            kernels and len(got) == 4 == expected.ndim and got[:2] == expected.shape[:2]
-        )
-        if not fits:
+        if state[key].shape != expected.shape:
             raise ValueError(
-                f"{who}: tensor '{key}' has shape {tuple(got)}, expected {tuple(expected.shape)}"
+                f"{who}: tensor '{key}' has shape {tuple(state[key].shape)}, "
+                f"expected {tuple(expected.shape)}"
             )
     check_finite(state, who)
 

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .gram import FactorGram, Gram, PackedGram
-from .packing import FactorStack, add_outer, pack
-from .sharing import regroup
+from hfedatm_core.gram import FactorGram, Gram, PackedGram
+from hfedatm_core.packing import FactorStack, add_outer, pack
+from hfedatm_core.sharing import regroup
 
 Inputs = Tensor | Mapping[str, Tensor]
 Batch = tuple[Inputs, Any]
@@ -42,9 +42,9 @@ def collect_grams(
     """Return ``G = (1/n) Σ x xᵀ`` over all input rows ``x`` of every Linear layer.
 
     One forward pass in evaluation mode without gradients; the model's modes are restored and the
-    hooks removed, also after an error. Tokens that ``attention_mask`` marks as padding do not count.
-    Layers that always see the same input tensor (query, key and value of one attention block) share
-    one :class:`Gram` object. A layer that is never called has no entry.
+    hooks removed, also after an error. Tokens that ``attention_mask`` marks as padding do not
+    count. Layers that always see the same input tensor (query, key and value of one attention
+    block) share one :class:`Gram` object. A layer that is never called has no entry.
 
     Parameters
     ----------
@@ -57,13 +57,13 @@ def collect_grams(
     rank
         Number of rows of the factor form.
     clip
-        Scale the rows of every example together to ``Σ_t ‖x_t‖² ≤ clip²`` (for differential privacy).
+        Scale the rows of every example together to ``Σ_t ‖x_t‖² ≤ clip²``, for privacy.
     max_batches
         Stop after that many batches.
     conv
         Also collect for ungrouped ``Conv2d`` layers, over their unfolded patches.
     bias
-        Append a constant 1 to the inputs of layers with a bias, so that the bias is merged by RegMean
+        Append a constant 1 to the inputs of layers with a bias, so that RegMean merges the bias
         together with the weight (a Gram of ``in_features + 1``).
     """
     if clip is not None and not clip > 0:
@@ -145,8 +145,9 @@ class _Tap:
         for axis in (0, 1):
             reach = m.dilation[axis] * (m.kernel_size[axis] - 1) + 1
             rows *= (x.shape[2 + axis] + 2 * self.padding[axis] - reach) // m.stride[axis] + 1
-        for part in x.split(max(1, _CHUNK // rows)):
-            unfolded = F.unfold(part, m.kernel_size, m.dilation, self.padding, m.stride)
+        step = max(1, _CHUNK // rows)
+        for i in range(0, len(x), step):
+            unfolded = F.unfold(x[i : i + step], m.kernel_size, m.dilation, self.padding, m.stride)
             yield unfolded.transpose(1, 2)
 
     def _augmented(self, rows: Tensor) -> Tensor:
@@ -200,8 +201,8 @@ class _Recorder:
         ]
         if changed and not self._copying:
             raise RuntimeError(
-                f"the input of layer '{changed[0]}' was overwritten in place in this batch but not in "
-                "the first one; make the operation that follows the layer out-of-place"
+                f"the input of layer '{changed[0]}' was overwritten in place in this batch but not "
+                "in the first one; make the operation that follows the layer out-of-place"
             )
         self._copying = bool(changed)
         return {name: [kept for _, kept, _ in items] for name, items in calls.items()}

@@ -14,16 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .arrays import Array, WireType, encode, is_finite, read_integer, read_values
-from .packing import diagonal_positions, pack, triangle_dim, unpack
+from hfedatm_core.arrays import Array, WireType, encode, is_finite, read_integer, read_values
+from hfedatm_core.packing import diagonal_positions, pack, triangle_dim, unpack
 
 
 class Gram(ABC):
     """Mean outer product of a layer's inputs; immutable.
 
-    ``a + b`` pools the rows of both: ``(n_a G_a + n_b G_b) / (n_a + n_b)``, so the Grams of the parts
-    of a data set add up to the Gram of the whole. ``g * c`` multiplies the matrix by ``c ≥ 0`` and
-    leaves ``rows`` alone. For a mean that ignores ``rows`` see :class:`GramAccumulator`.
+    ``a + b`` pools the rows of both: ``(n_a G_a + n_b G_b) / (n_a + n_b)``, so the Grams of the
+    parts of a data set add up to the Gram of the whole. ``g * c`` multiplies the matrix by
+    ``c ≥ 0`` and leaves ``rows`` alone. For a mean that ignores ``rows`` see
+    :class:`GramAccumulator`.
     """
 
     rows: int
@@ -67,20 +68,21 @@ class Gram(ABC):
     def permute(self, index: Tensor | Sequence[int]) -> Gram:
         """Reorder rows and columns: ``new[i, j] = old[index[i], index[j]]``.
 
-        An ``index`` over ``c < d`` channels moves blocks of ``d // c`` features (the kernel positions
-        of a convolution's patch); a constant feature behind the last block (the bias) stays.
+        An ``index`` over ``c < d`` channels moves blocks of ``d // c`` features (the kernel
+        positions of a convolution's patch); a constant feature behind the last block (the
+        bias) stays.
         """
 
     @abstractmethod
     def add_product(self, out: Tensor, left: Tensor, scale: float = 1.0) -> None:
-        """Add ``scale * left @ G`` to ``out`` in place, without forming ``G`` when it is factored."""
+        """Add ``scale * left @ G`` to ``out`` in place; a factored ``G`` is not formed."""
 
     @abstractmethod
     def to_arrays(self, dtype: WireType | None = None) -> dict[str, Array]:
         """Return the wire form: named numpy arrays.
 
-        ``dtype=None`` keeps the type of the numbers (float32 for a float32 model); ``"float16"`` and
-        ``"bfloat16"`` halve the bytes and carry one scale per matrix.
+        ``dtype=None`` keeps the type of the numbers (float32 for a float32 model); ``"float16"``
+        and ``"bfloat16"`` halve the bytes and carry one scale per matrix.
         """
 
     @abstractmethod
@@ -99,7 +101,9 @@ class Gram(ABC):
         """Pool the rows of two Grams."""
         if not isinstance(other, Gram):
             return NotImplemented
-        from .gram_sum import GramSum  # the sum knows both forms, so it stands above this module
+        from hfedatm_core.gram_sum import (
+            GramSum,  # the sum knows both forms, so it stands above this module
+        )
 
         pooled = GramSum()
         pooled.add(self, self.rows)

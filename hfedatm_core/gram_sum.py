@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from .gram import FactorGram, Gram, PackedGram
-from .packing import FactorStack, compress
-from .sharing import regroup
+from hfedatm_core.gram import FactorGram, Gram, PackedGram
+from hfedatm_core.packing import FactorStack, compress
+from hfedatm_core.sharing import regroup
 
 
 class GramSum:
@@ -93,8 +93,8 @@ class GramAccumulator:
     """Weighted mean of the Grams of many children, layer by layer: ``Σ w_k G_k / Σ w_k``.
 
     With equal weights this is the station's mean over its clients. Layers that share one Gram in
-    every reply share one running sum and one result. A layer that a reply lacks is averaged over the
-    replies that have it.
+    every reply share one running sum and one result. A layer that a reply lacks is averaged over
+    the replies that have it.
     """
 
     def __init__(self) -> None:

@@ -103,8 +103,8 @@ class FactorStack:
 
     def push(self, rows: Tensor, scale: float = 1.0) -> None:
         """Stack ``scale * rows``."""
-        for chunk in rows.split(self.limit):
-            self._parts.append(chunk * scale)
+        for i in range(0, len(rows), self.limit):
+            self._parts.append(rows[i : i + self.limit] * scale)
             if len(self) > self.limit:
                 self._compress(self.rank)
 

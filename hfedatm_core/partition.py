@@ -19,10 +19,10 @@ def heterogeneous_partition(
         n_{d,c}(λ) = λ n_d / C + (1 − λ) · 1[d ∈ D_c] · n_d / |{c' : d ∈ D_c'}|
 
     rounded by largest remainder so that every sample is used exactly once. ``λ = 0`` is pure (no
-    client sees a domain it does not own); ``λ = 1`` is uniform to within one sample, per domain and in
-    total. Ownership: with at least as many clients as domains every domain gets one client, and each
-    further client goes to the domain with the most samples per client; with fewer clients the
-    domains go, largest first, to the client with the fewest samples.
+    client sees a domain it does not own); ``λ = 1`` is uniform to within one sample, per domain
+    and in total. Ownership: with at least as many clients as domains every domain gets one client,
+    and each further client goes to the domain with the most samples per client; with fewer
+    clients the domains go, largest first, to the client with the fewest samples.
 
     Parameters
     ----------
@@ -39,7 +39,9 @@ def heterogeneous_partition(
     """
     sizes = [int(size) for size in domain_sizes]
     if not sizes or min(sizes) < 0 or any(s != t for s, t in zip(sizes, domain_sizes, strict=True)):
-        raise ValueError(f"domain_sizes must be whole numbers ≥ 0, at least one; got {domain_sizes}")
+        raise ValueError(
+            f"domain_sizes must be whole numbers ≥ 0, at least one; got {domain_sizes}"
+        )
     if num_clients < 1:
         raise ValueError(f"num_clients must be at least 1, got {num_clients}")
     if not 0.0 <= lam <= 1.0:
@@ -53,18 +55,13 @@ def heterogeneous_partition(
         own = common + (1 - mixing) * Fraction(size, len(owners[domain]))
         quotas = [own if client in owners[domain] else common for client in range(num_clients)]
         shares = [int(quota) for quota in quotas]
-
-        def priority(
-            client: int,
-            quotas: Sequence[Fraction] = quotas,
-            owned_by: set[int] = owners[domain],
-        ) -> tuple[Fraction, bool, int]:
-            """Largest remainder first; among equals owners (when there are any), then low loads."""
-            foreign = mixing < 1 and client not in owned_by
-            return (int(quotas[client]) - quotas[client], foreign, loads[client])
-
-        spare = size - sum(shares)
-        for client in sorted(range(num_clients), key=priority)[:spare]:
+        # Largest remainder first; among equals the owners (at λ = 1 there are none), then the
+        # clients with the fewest samples so far.
+        order = sorted(
+            (shares[client] - quota, mixing < 1 and client not in owners[domain], load, client)
+            for client, (quota, load) in enumerate(zip(quotas, loads, strict=True))
+        )
+        for *_, client in order[: size - sum(shares)]:
             shares[client] += 1
         counts[domain] = shares
         loads = [load + share for load, share in zip(loads, shares, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -9,9 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .gram import Gram
-from .gram_sum import GramSum
-from .systems import systems
+from hfedatm_core.averaging import MeanAccumulator
+from hfedatm_core.gram import Gram
+from hfedatm_core.gram_sum import GramSum
+from hfedatm_core.systems import System, systems
 
 # Up to this width float64 costs next to nothing.
 _DOUBLE_DIM = 512
@@ -81,7 +83,7 @@ class RegMeanAccumulator:
         return part
 
     def solve(self, means: Mapping[str, Tensor], ridge: float = 1e-6) -> Solution:
-        """Return the merged weights; ``means`` holds ``W̄`` per layer. The accumulator is emptied."""
+        """Return the merged weights given ``W̄`` per layer; the accumulator is emptied."""
         if not ridge >= 0.0:
             raise ValueError(f"ridge must be ≥ 0, got {ridge}")
         total, products = self._gram.total(), self._products
@@ -105,20 +107,11 @@ class RegMeanAccumulator:
                 continue
             solved: dict[str, Tensor] = {}
             for name, product in products.items():
-                mean = means[name].to(dtype) - self._pivots[name].to(dtype)
-                correction = torch.empty_like(product)
-                step = max(1, _CHUNK // product.shape[1])
-                for i in range(0, len(product), step):
-                    part = system.solve(product[i : i + step], mean[i : i + step])
-                    if part is None:
-                        break
-                    correction[i : i + step] = part.to(dtype)
-                else:
-                    merged = correction.add_(self._pivots[name].to(dtype))
-                    solved[name] = merged.to(means[name].dtype)
-                    continue
-                break
-            if len(solved) == len(products):
+                merged = _merged(system, product, self._pivots[name], means[name])
+                if merged is None:
+                    break
+                solved[name] = merged
+            else:
                 return Solution(solved, "regmean", "; ".join(filter(None, [*notes, system.note])))
         return _averaged(means, "the sum of Grams is singular or indefinite beyond repair")
 
@@ -154,10 +147,6 @@ def regmean(
     ----------
     Jin et al., "Dataless Knowledge Fusion by Merging Weights of Language Models", ICLR 2023.
     """
-    import warnings
-
-    from .averaging import MeanAccumulator
-
     gammas = [1.0] * len(weights) if coefficients is None else list(coefficients)
     if not weights or not len(weights) == len(grams) == len(gammas):
         raise ValueError(
@@ -173,6 +162,20 @@ def regmean(
     if solution.how == "averaged" and ridge != float("inf"):
         warnings.warn(f"regmean returns the mean: {solution.reason}", stacklevel=2)
     return solution.weights["weight"]
+
+
+def _merged(system: System, product: Tensor, pivot: Tensor, mean: Tensor) -> Tensor | None:
+    """Solve for one layer, a few output rows at a time."""
+    merged = torch.empty_like(mean)
+    step = max(1, _CHUNK // mean.shape[1])
+    for i in range(0, len(mean), step):
+        rows = slice(i, i + step)
+        base = pivot[rows].to(product.dtype)
+        correction = system.solve(product[rows], mean[rows].to(product.dtype) - base)
+        if correction is None:
+            return None
+        merged[rows] = correction + base
+    return merged
 
 
 def _averaged(means: Mapping[str, Tensor], reason: str) -> Solution:

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from .arrays import Array, WireType
-from .gram import Gram
+from hfedatm_core.arrays import Array, WireType
+from hfedatm_core.gram import Gram
 
 T = TypeVar("T")
 _INDEX = "layers"
@@ -82,9 +82,9 @@ def unpack_grams(arrays: Mapping[str, Array]) -> dict[str, Gram]:
     if sorted(parts) != list(range(len(table))):
         raise ValueError(f"packed Grams name {len(table)} matrices but hold {sorted(parts)}")
     grams: dict[str, Gram] = {}
-    for number, names in enumerate(table):
+    for position, names in enumerate(table):
         try:
-            gram = Gram.from_arrays(parts[number])
+            gram = Gram.from_arrays(parts[position])
         except ValueError as error:
             raise ValueError(f"Gram of layer '{names[0]}': {error}") from None
         grams |= dict.fromkeys(names, gram)

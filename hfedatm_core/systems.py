@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from .gram import FactorGram, Gram
+from hfedatm_core.gram import FactorGram, Gram
 
 # Relative residual that a solution must reach, by type of the arithmetic.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
@@ -17,8 +18,18 @@ _REFINEMENTS = 3
 _PROBES = 4
 
 
-class System(ABC):
-    """A factorised system."""
+class System(Protocol):
+    """Something that solves for a block of rows."""
+
+    note: str
+    """What to tell the user about the way it was solved."""
+
+    def solve(self, product: Tensor, mean: Tensor) -> Tensor | None:
+        """Return ``X`` for rows ``R``, ``M``; ``None`` if it cannot be trusted."""
+
+
+class CheckedSystem(ABC):
+    """A factorised system whose solutions are checked by their residual."""
 
     note = ""
 
@@ -27,7 +38,7 @@ class System(ABC):
         self.dtype = dtype
 
     def solve(self, product: Tensor, mean: Tensor) -> Tensor | None:
-        """Solve for a block of rows ``R``, ``M``; ``None`` if the result cannot be trusted."""
+        """Return ``X``, refined where that helps; ``None`` if its residual stays too large."""
         right = product.to(self.dtype).add(mean.to(self.dtype), alpha=self.shift)
         solution = self._invert(right)
         for _ in range(_REFINEMENTS):
@@ -57,7 +68,7 @@ class System(ABC):
     def _apply(self, solution: Tensor) -> Tensor: ...
 
 
-class CholeskySystem(System):
+class CholeskySystem(CheckedSystem):
     """``S`` as a full matrix, factorised by Cholesky."""
 
     def __init__(self, gram: Gram, shift: float, dtype: torch.dtype) -> None:
@@ -75,7 +86,7 @@ class CholeskySystem(System):
         return solution @ self._matrix
 
 
-class WoodburySystem(System):
+class WoodburySystem(CheckedSystem):
     """``S = D + UᵀU`` with few rows ``U``, by the Woodbury identity; nothing ``d × d`` is formed.
 
     ``B (D + UᵀU)⁻¹ = (B − B D⁻¹Uᵀ (I + U D⁻¹ Uᵀ)⁻¹ U) D⁻¹``
@@ -102,30 +113,24 @@ class WoodburySystem(System):
         return (solution @ self._factor.T) @ self._factor + solution * self._diagonal
 
 
-class RepairedSystem(System):
+class RepairedSystem:
     """``S`` by its eigenvectors; directions without positive energy keep the mean weight."""
 
     note = "the sum of Grams was not positive definite and has been repaired"
 
     def __init__(self, gram: Gram, shift: float) -> None:
-        super().__init__(shift, torch.float64)
+        self._shift = shift
         energy, self._vectors = torch.linalg.eigh(gram.dense().double())
         noise = float(energy.abs().max()) * len(energy) * torch.finfo(gram.dtype).eps
         self._energy = torch.where(energy > noise, energy, torch.zeros_like(energy))
 
     def solve(self, product: Tensor, mean: Tensor) -> Tensor | None:
-        """Solve in the basis of the eigenvectors."""
+        """Return ``X``, found in the basis of the eigenvectors."""
         projected = product.double() @ self._vectors
         kept = mean.double() @ self._vectors
-        solved = (projected + self.shift * kept) / (self._energy + self.shift)
+        solved = (projected + self._shift * kept) / (self._energy + self._shift)
         solution = torch.where(self._energy > 0.0, solved, kept) @ self._vectors.T
         return solution if bool(torch.isfinite(solution).all()) else None
-
-    def _invert(self, right: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def _apply(self, solution: Tensor) -> Tensor:
-        raise NotImplementedError
 
 
 def systems(gram: Gram, shift: float, dtype: torch.dtype) -> list[Callable[[], System | None]]:
