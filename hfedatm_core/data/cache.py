@@ -9,11 +9,12 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from filelock import AcquireReturnProxy, FileLock
+from filelock import FileLock
 
 Array = npt.NDArray[np.generic]
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def cached_array(
     return found
 
 
-def _lock(path: Path) -> AcquireReturnProxy:
+def _lock(path: Path) -> AbstractContextManager[object]:
     """Take the lock of a cached file; leaving the ``with`` block gives it back."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,7 @@ def client_shares(
     counts = heterogeneous_partition([len(data.domains[n]) for n in names], num_clients, lam)
     shares: Shares = [{} for _ in range(num_clients)]
     for name, row in zip(names, counts, strict=True):
-        # torch's generator looks at the lowest 32 bits of a seed only, so the two are hashed together.
+        # Hashed together: torch's generator looks at the lowest 32 bits of a seed only.
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
         order = torch.randperm(len(data.domains[name]), generator=generator)
         for share, indices in zip(shares, torch.split(order, [int(n) for n in row]), strict=True):
