@@ -57,8 +57,8 @@ class Settings(BaseModel):
     client_method: str = Field("fedavg", description="built-in name, entry point, or 'package.module:Class'")
     client_params: str = Field("", description="'key=value,...' for the client method")
     train_fn: str = Field("", description="'package.module:function' that replaces the training loop")
-    local_epochs: int = Field(1, ge=1, description="E, epochs per station round")
-    batch_size: int = Field(32, ge=1)
+    local_epochs: int = Field(5, ge=1, description="E, epochs per station round")
+    batch_size: int = Field(16, ge=1)
     optimizer: Literal["sgd", "adamw"] = "sgd"
     lr: float = Field(0.05, gt=0)
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd, or beta1 of adamw")
