@@ -14,6 +14,7 @@ from hfedatm.errors import UserError
 from hfedatm.seeding import derive, generator
 from hfedatm.settings import Settings
 from hfedatm_core.data import Batch, DataSpec, Domain, batches, concat
+from hfedatm_core.data.base import match_name
 from hfedatm_core.data.split import client_shares, split_validation, station_order
 
 
@@ -78,7 +79,8 @@ def client_data(settings: Settings, client: int, node_config: Mapping[str, Any])
     data = load_data(settings, data_dir)
     if "data-dir" in node_config and "partition-id" not in node_config:
         target = settings.target_domain
-        own = [d for name, d in data.domains.items() if data.aliases.get(target, target) != name]
+        held_out = match_name(target, data.domains, data.aliases)
+        own = [d for name, d in data.domains.items() if name != held_out]
         if not own:
             raise UserError(f"{data_dir} holds only the held-out domain {target!r}: nothing to train on")
     else:
