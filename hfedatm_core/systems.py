@@ -14,6 +14,8 @@ from hfedatm_core.gram import FactorGram, Gram
 
 # Relative residual that a solution must reach, by type of the arithmetic.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+# Smallest relative ridge with which the Woodbury identity, which divides by it, keeps its digits.
+_FLOOR = {torch.float32: 1e-6, torch.float64: 1e-10}
 _REFINEMENTS = 3
 _PROBES = 4
 
@@ -93,11 +95,10 @@ class WoodburySystem(CheckedSystem):
     """
 
     def __init__(self, gram: FactorGram, shift: float, dtype: torch.dtype) -> None:
-        super().__init__(shift, dtype)
+        super().__init__(max(shift, _FLOOR[dtype] * float(gram.diagonal().mean())), dtype)
         self._factor = gram.factor.to(dtype)
         remainder = gram.diagonal().to(dtype) - self._factor.square().sum(0)
-        floor = torch.finfo(dtype).eps * float(gram.diagonal().mean())
-        self._diagonal = remainder.clamp(min=0.0).add_(max(shift, floor))
+        self._diagonal = remainder.clamp(min=0.0).add_(self.shift)
         inner = (self._factor / self._diagonal) @ self._factor.T
         inner.diagonal().add_(1.0)
         self._lower, info = torch.linalg.cholesky_ex(inner)
