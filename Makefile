@@ -1,9 +1,9 @@
 # Both commands work on a machine with nothing but Python 3.11 and git.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-all lint bench docs clean
+.PHONY: install demo test test-marked lint bench docs clean
 
 install: $(VENV)/.installed
 
@@ -19,8 +19,8 @@ demo: install      ## three tiers on the embedded data set, by Flower's own simu
 test: install      ## the ordinary tests
 	$(BIN)/python -m pytest -m "not slow and not e2e and not docker"
 
-test-all: install  ## also long training, real processes and containers
-	$(BIN)/python -m pytest
+test-marked: install  ## long training, real processes and containers
+	$(BIN)/python -m pytest -m "slow or e2e or docker"
 
 lint: install
 	$(BIN)/ruff check . && $(BIN)/mypy

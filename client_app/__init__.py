@@ -1,0 +1,1 @@
+"""The tier that holds the data: trains and evaluates what its station sends."""

@@ -7,45 +7,40 @@ it, and the person who started the run reads it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from hfedatm.records import grams_to_record, reply_with_failure, state_to_record
+from hfedatm.handling import answering
+from hfedatm.records import grams_to_record, state_to_record
 
 if TYPE_CHECKING:
     from client_app.work import LocalWork
 
 app = ClientApp()
-Handler = Callable[[Message, Context], RecordDict]
-
-
-def _answer(handler: Handler) -> Callable[[Message, Context], Message]:
-    def handle(message: Message, context: Context) -> Message:
-        try:
-            return Message(handler(message, context), reply_to=message)
-        except Exception as error:
-            return reply_with_failure(message, error)
-
-    return handle
 
 
 @app.query()
-@_answer
+@answering
 def identify(message: Message, context: Context) -> RecordDict:
     """Say where in the tree this node is: its share of the data, of how many."""
     config = context.node_config
-    return RecordDict({"node": ConfigRecord({
-        "tier": "client",
-        "index": int(config.get("partition-id", -1)),
-        "siblings": int(config.get("num-partitions", 0)),
-    })})
+    return RecordDict(
+        {
+            "node": ConfigRecord(
+                {
+                    "tier": "client",
+                    "index": int(config.get("partition-id", -1)),
+                    "siblings": int(config.get("num-partitions", 0)),
+                }
+            )
+        }
+    )
 
 
 @app.train()
-@_answer
+@answering
 def train(message: Message, context: Context) -> RecordDict:
     """Train the received model; when asked, also measure the Grams."""
     work = _work(message, context)
@@ -60,18 +55,20 @@ def train(message: Message, context: Context) -> RecordDict:
 
 
 @app.train("prepare")
-@_answer
+@answering
 def prepare(message: Message, context: Context) -> RecordDict:
     """Send what the method averages before the round."""
     work = _work(message, context)
-    return RecordDict({
-        "shared": state_to_record(work.share()),
-        "metrics": MetricRecord({"num-examples": work.num_examples}),
-    })
+    return RecordDict(
+        {
+            "shared": state_to_record(work.share()),
+            "metrics": MetricRecord({"num-examples": work.num_examples}),
+        }
+    )
 
 
 @app.evaluate()
-@_answer
+@answering
 def evaluate(message: Message, context: Context) -> RecordDict:
     """Evaluate the received model on this client's validation examples."""
     return RecordDict({"metrics": MetricRecord(_work(message, context).evaluate())})

@@ -34,7 +34,12 @@ class Batches:
     """
 
     def __init__(
-        self, domain: Domain, spec: DataSpec, batch_size: int, device: torch.device, seed: int | None = None
+        self,
+        domain: Domain,
+        spec: DataSpec,
+        batch_size: int,
+        device: torch.device,
+        seed: int | None = None,
     ) -> None:
         self.domain, self._spec, self._size, self._device = domain, spec, batch_size, device
         self._seed, self._epoch = seed, 0
@@ -44,9 +49,18 @@ class Batches:
         shuffle = None if self._seed is None else generator(self._seed, self._epoch)
         self._epoch += 1
         # A last batch of one example cannot pass BatchNorm in training.
-        lonely = shuffle is not None and len(self.domain) > self._size and len(self.domain) % self._size == 1
+        lonely = (
+            shuffle is not None
+            and len(self.domain) > self._size
+            and len(self.domain) % self._size == 1
+        )
         return batches(
-            self.domain, self._spec, self._size, generator=shuffle, device=self._device, drop_last=lonely
+            self.domain,
+            self._spec,
+            self._size,
+            generator=shuffle,
+            device=self._device,
+            drop_last=lonely,
         )
 
     def __len__(self) -> int:
@@ -56,10 +70,19 @@ class Batches:
 
 @lru_cache(maxsize=1024)
 def _shares(
-    dataset: str, params: str, data_dir: str, target: str, stations: int, clients: int, lam: float,
-    assignment: str, seed: int,
+    dataset: str,
+    params: str,
+    data_dir: str,
+    target: str,
+    stations: int,
+    clients: int,
+    lam: float,
+    assignment: str,
+    seed: int,
 ) -> list[dict[str, torch.Tensor]]:
-    settings = Settings(dataset=dataset, dataset_params=params, data_dir=data_dir, target_domain=target)
+    settings = Settings(
+        dataset=dataset, dataset_params=params, data_dir=data_dir, target_domain=target
+    )
     data = load_data(settings)
     held_out = target_domain(settings, data)
     sources = [name for name in data.domains if name != held_out]
@@ -82,17 +105,26 @@ def client_data(settings: Settings, client: int, node_config: Mapping[str, Any])
         held_out = match_name(target, data.domains, data.aliases)
         own = [d for name, d in data.domains.items() if name != held_out]
         if not own:
-            raise UserError(f"{data_dir} holds only the held-out domain {target!r}: nothing to train on")
+            raise UserError(
+                f"{data_dir} holds only the held-out domain {target!r}: nothing to train on"
+            )
     else:
         if not 0 <= client < settings.num_clients:
             raise UserError(
-                f"client {client}: stations x clients-per-station makes {settings.num_clients} shares, "
+                f"client {client}: stations x clients-per-station makes "
+                f"{settings.num_clients} shares, "
                 f"numbered from 0; set partition-id in the node-config to one of them"
             )
         share = _shares(
-            settings.dataset, settings.dataset_params, data_dir, settings.target_domain,
-            settings.stations, settings.clients_per_station, settings.lam,
-            settings.station_assignment, settings.seed,
+            settings.dataset,
+            settings.dataset_params,
+            data_dir,
+            settings.target_domain,
+            settings.stations,
+            settings.clients_per_station,
+            settings.lam,
+            settings.station_assignment,
+            settings.seed,
         )[client]
         own = [data.domains[name].subset(index) for name, index in share.items() if len(index)]
         if not own:

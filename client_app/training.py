@@ -26,7 +26,11 @@ def learning_rate(settings: Settings, round: int, station_round: int) -> float:
     if settings.schedule == "constant":
         return settings.lr
     done = (round - 1) * settings.station_rounds + station_round - 1
-    return settings.lr * 0.5 * (1 + math.cos(math.pi * done / (settings.rounds * settings.station_rounds)))
+    return (
+        settings.lr
+        * 0.5
+        * (1 + math.cos(math.pi * done / (settings.rounds * settings.station_rounds)))
+    )
 
 
 def make_optimizer(
@@ -60,7 +64,9 @@ def train_locally(
             total += loss.detach() * len(targets)
             count += len(targets)
         if not bool(torch.isfinite(total)):
-            raise Diverged(f"the loss is {float(total)} in local epoch {epoch + 1} at lr {lr:g}: lower lr")
+            raise Diverged(
+                f"the loss is {float(total)} in local epoch {epoch + 1} at lr {lr:g}: lower lr"
+            )
     return float(total) / count
 
 

@@ -38,7 +38,8 @@ class LocalWork:
         self.model.load_state_dict(self.received)
         self.model.to(self.device)
         self.memory = NodeMemory(
-            settings.run_name or "run", f"client-{self.task.client}",
+            settings.run_name or "run",
+            f"client-{self.task.client}",
             context.node_config.get("state-dir"),  # type: ignore[arg-type]
         )
         self.num_examples = len(self.data.train)
@@ -67,23 +68,30 @@ class LocalWork:
         shuffled = self._batches(derive(self._seed, "order"))
         metrics = train_fn(self.model, shuffled, self.received, self.settings)
         if not isinstance(metrics, dict) or "loss" not in metrics:
-            raise UserError(f"train-fn must return a dict with a 'loss', got {metrics!r}; {TRAIN_FN}")
+            raise UserError(
+                f"train-fn must return a dict with a 'loss', got {metrics!r}; {TRAIN_FN}"
+            )
         return {name: float(value) for name, value in metrics.items()}
 
     def grams(self) -> dict[str, Gram]:
-        """Return the Gram matrices of the trained model's Linear inputs on all training examples."""
+        """Return the Grams of the trained model's layer inputs over all training examples."""
         s = self.settings
         with self._reproducible():
             grams = collect_grams(
-                self.model, self._batches(), max_dim=s.gram_max_dim, rank=s.gram_rank,
-                max_batches=s.gram_batches or None, conv=s.regmean_conv, bias=s.regmean_bias == "exact",
+                self.model,
+                self._batches(),
+                max_dim=s.gram_max_dim,
+                rank=s.gram_rank,
+                max_batches=s.gram_batches or None,
+                conv=s.regmean_conv,
+                bias=s.regmean_bias == "exact",
             )
         for layer, gram in grams.items():
             if gram.rows < s.gram_min_rows:
                 raise UserError(
                     f"the Gram of {layer} is made of {gram.rows} rows, fewer than gram-min-rows = "
-                    f"{s.gram_min_rows}: so few can be reconstructed. Give this client more examples, "
-                    "or turn on privacy.mechanism"
+                    f"{s.gram_min_rows}: so few can be reconstructed. Give this client more "
+                    "examples, or turn on privacy.mechanism"
                 )
         return grams
 

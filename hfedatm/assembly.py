@@ -50,7 +50,9 @@ def target_domain(settings: Settings, data: DomainData) -> str:
 
 def build_method(settings: Settings) -> Method:
     """Make the client method."""
-    cls = find_class("client-method", settings.client_method, client_app.methods, Method, "hfedatm.methods")
+    cls = find_class(
+        "client-method", settings.client_method, client_app.methods, Method, "hfedatm.methods"
+    )
     method: Method = construct("client-params", cls, parse_params(settings.client_params))
     return method
 
@@ -66,7 +68,9 @@ def build_model(settings: Settings, spec: DataSpec, method: Method) -> nn.Module
         except (ValueError, TypeError, OSError) as error:
             raise UserError(f"model: {error}") from error
         if not isinstance(model, nn.Module):
-            raise UserError(f"model: {settings.model!r} returned {type(model).__name__}, not a Module")
+            raise UserError(
+                f"model: {settings.model!r} returned {type(model).__name__}, not a Module"
+            )
         return method.adapt(model)
 
 

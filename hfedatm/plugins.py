@@ -40,11 +40,16 @@ def find_class(setting: str, name: str, package: ModuleType, base: type, group: 
     if found is None:
         module = _builtin(setting, name, package)
         found = next(
-            value for value in vars(module).values()
-            if inspect.isclass(value) and issubclass(value, base) and value.__module__ == module.__name__
+            value
+            for value in vars(module).values()
+            if inspect.isclass(value)
+            and issubclass(value, base)
+            and value.__module__ == module.__name__
         )
     if not (inspect.isclass(found) and issubclass(found, base)):
-        raise PluginError(f"{setting}: {name!r} must be a subclass of {base.__module__}.{base.__name__}")
+        raise PluginError(
+            f"{setting}: {name!r} must be a subclass of {base.__module__}.{base.__name__}"
+        )
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from hfedatm.settings import Settings
 from hfedatm_core.gram import Gram
@@ -42,7 +42,9 @@ class Task:
 
     def to_record(self) -> ConfigRecord:
         """Return the wire form."""
-        return ConfigRecord({**self.__dict__, "settings": self.settings.model_dump_json(by_alias=True)})
+        return ConfigRecord(
+            {**self.__dict__, "settings": self.settings.model_dump_json(by_alias=True)}
+        )
 
     @classmethod
     def from_record(cls, record: ConfigRecord) -> Task:
@@ -67,7 +69,7 @@ class Failure:
         return asdict(self)
 
 
-# --- packing ---------------------------------------------------------------------------------------
+# --- packing
 
 
 def arrays_to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
@@ -82,7 +84,9 @@ def record_to_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
 
 def state_to_record(state: Mapping[str, torch.Tensor]) -> ArrayRecord:
     """Wrap a state dict."""
-    return ArrayRecord({name: Array(tensor.detach().cpu().numpy()) for name, tensor in state.items()})
+    return ArrayRecord(
+        {name: Array(tensor.detach().cpu().numpy()) for name, tensor in state.items()}
+    )
 
 
 def record_to_state(record: ArrayRecord) -> State:
@@ -125,12 +129,16 @@ def record_to_failures(record: ConfigRecord) -> list[Failure]:
 def reply_with_failure(message: Message, error: BaseException) -> Message:
     """Answer with the error itself, so that the person who started the run sees it."""
     last = traceback.extract_tb(error.__traceback__)[-1:]
-    where = f" ({last[0].name}, {last[0].filename.rsplit('/', 1)[-1]}:{last[0].lineno})" if last else ""
+    where = (
+        f" ({last[0].name}, {last[0].filename.rsplit('/', 1)[-1]}:{last[0].lineno})" if last else ""
+    )
     reason = f"{type(error).__name__}: {error}{where}"
-    return Message(RecordDict({"failure": ConfigRecord({"reason": reason[:4000]})}), reply_to=message)
+    return Message(
+        RecordDict({"failure": ConfigRecord({"reason": reason[:4000]})}), reply_to=message
+    )
 
 
-# --- unpacking what arrived --------------------------------------------------------------------------
+# --- unpacking what arrived
 
 
 def open_reply(message: Message, max_mb: float) -> RecordDict:
@@ -151,7 +159,9 @@ def content_bytes(content: RecordDict) -> int:
     return sum(record.count_bytes() for record in content.array_records.values())
 
 
-def open_state(content: RecordDict, reference: Mapping[str, torch.Tensor], key: str = "model") -> State:
+def open_state(
+    content: RecordDict, reference: Mapping[str, torch.Tensor], key: str = "model"
+) -> State:
     """Return the model in a reply after checking keys, shapes, types and finiteness."""
     if key not in content.array_records:
         raise BadReply(f"reply has no '{key}' arrays")
@@ -163,7 +173,9 @@ def open_state(content: RecordDict, reference: Mapping[str, torch.Tensor], key: 
     for name, expected in reference.items():
         tensor = _read(name, record[name])
         if tensor.shape != expected.shape:
-            raise BadReply(f"{key}: {name} has shape {tuple(tensor.shape)}, not {tuple(expected.shape)}")
+            raise BadReply(
+                f"{key}: {name} has shape {tuple(tensor.shape)}, not {tuple(expected.shape)}"
+            )
         if tensor.dtype != expected.dtype:
             raise BadReply(f"{key}: {name} has type {tensor.dtype}, not {expected.dtype}")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
@@ -199,7 +211,9 @@ def open_grams(content: RecordDict, layers: Mapping[str, int]) -> dict[str, Gram
     return grams
 
 
-def open_metrics(content: RecordDict, counts: Iterable[str] = ("num-examples",)) -> dict[str, float]:
+def open_metrics(
+    content: RecordDict, counts: Iterable[str] = ("num-examples",)
+) -> dict[str, float]:
     """Return the metrics of a reply; ``counts`` must be there and be plausible whole numbers."""
     if "metrics" not in content.metric_records:
         raise BadReply("reply has no 'metrics'")
@@ -215,9 +229,9 @@ def open_metrics(content: RecordDict, counts: Iterable[str] = ("num-examples",))
     return metrics
 
 
-
-
-def take_each(replies: Iterable[Message], take: Callable[[Message], None], kind: str) -> list[Failure]:
+def take_each(
+    replies: Iterable[Message], take: Callable[[Message], None], kind: str
+) -> list[Failure]:
     """Hand each reply to ``take``; whoever it refuses with `BadReply` is returned as a failure."""
     failures = []
     for reply in replies:

@@ -52,16 +52,23 @@ class RunFolder:
             path.mkdir(parents=True)
         except FileExistsError:
             raise UserError(
-                f"run-name: {path} exists; choose another name, or continue that run with resume={path}"
+                f"run-name: {path} exists; choose another name, or continue that run with "
+                f"resume={path}"
             ) from None
         except OSError as error:
             raise UserError(f"output: cannot make {path}: {error.strerror}") from None
         folder = cls(path, settings.model_copy(update={"run_name": name}))
-        _write_json(path / "config.json", {
-            "settings": folder.settings.as_config(),
-            "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        })
+        _write_json(
+            path / "config.json",
+            {
+                "settings": folder.settings.as_config(),
+                "versions": {
+                    "python": platform.python_version(),
+                    **{name: version(name) for name in PACKAGES},
+                },
+                "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            },
+        )
         return folder
 
     @classmethod
@@ -74,7 +81,8 @@ class RunFolder:
         for key, value in given.items():
             if value != "" and key not in ("resume", "output") and stored.get(key) != value:
                 raise UserError(
-                    f"resume: {key} was {stored.get(key)!r} when the run started and cannot become {value!r}"
+                    f"resume: {key} was {stored.get(key)!r} when the run started and cannot "
+                    f"become {value!r}"
                 )
         return cls(path, Settings.model_validate(stored))
 
@@ -87,14 +95,18 @@ class RunFolder:
         earlier = [s for s in map(_source_accuracy, self.rounds()) if s is not None]
         if score is not None and all(score > other for other in earlier):
             _save(self.path / "best.safetensors", model, {"round": str(number)})
-        _save(self.path / "last.safetensors", model, {"round": str(number), "record": json.dumps(record)})
+        _save(
+            self.path / "last.safetensors",
+            model,
+            {"round": str(number), "record": json.dumps(record)},
+        )
         self._append(record)
         for old in self.path.glob("server-*.safetensors"):
             if old.stem != f"server-{number}":
                 old.unlink()
 
     def restore(self) -> tuple[int, State, State]:
-        """Return the last finished round, its model and what the server remembered; 0 if none is."""
+        """Return the last finished round (0: none), its model and what the server remembered."""
         last = self.path / "last.safetensors"
         if not last.is_file():
             return 0, {}, {}
@@ -104,7 +116,9 @@ class RunFolder:
         finished = [r for r in self.rounds() if r["round"] < number]
         rounds = self.path / "rounds.jsonl"
         part = rounds.with_suffix(".part")
-        part.write_text("".join(json.dumps(r) + "\n" for r in [*finished, json.loads(meta["record"])]))
+        part.write_text(
+            "".join(json.dumps(r) + "\n" for r in [*finished, json.loads(meta["record"])])
+        )
         part.replace(rounds)
         server = self.path / f"server-{number}.safetensors"
         return number, load_file(last), load_file(server) if server.is_file() else {}

@@ -31,32 +31,49 @@ class Settings(BaseModel):
     """The resolved settings of one run; immutable, and equal on every tier."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, populate_by_name=True, alias_generator=_key,
-        protected_namespaces=(), coerce_numbers_to_str=True,
+        extra="forbid",
+        frozen=True,
+        populate_by_name=True,
+        alias_generator=_key,
+        protected_namespaces=(),
+        coerce_numbers_to_str=True,
     )
 
     preset: str = Field("demo", description="row of the table of hyper-parameters to start from")
 
     # --- data and who holds it
-    dataset: str = Field("digits", description="built-in name, entry point, or 'package.module:function'")
+    dataset: str = Field(
+        "digits", description="built-in name, entry point, or 'package.module:function'"
+    )
     dataset_params: str = Field("", description="'key=value,...' for the data set's load function")
     data_dir: str = Field("", description="folder above the data set's own folder")
     target_domain: str = Field("45", description="the domain no client ever trains on")
     stations: int = Field(4, ge=1)
     clients_per_station: int = Field(3, ge=1)
     lam: float = Field(
-        0.0, ge=0, le=1, alias="lambda",
+        0.0,
+        ge=0,
+        le=1,
+        alias="lambda",
         description="heterogeneity: 0 gives each client its own domains, 1 mixes all evenly",
     )
     station_assignment: Literal["domain", "mixed"] = "domain"
-    validation_fraction: float = Field(0.1, ge=0, lt=1, description="held out per class, per client")
+    validation_fraction: float = Field(
+        0.1, ge=0, lt=1, description="held out per class, per client"
+    )
 
     # --- model and local training
-    model: str = Field("lenet5", description="built-in name, entry point, or 'package.module:function'")
+    model: str = Field(
+        "lenet5", description="built-in name, entry point, or 'package.module:function'"
+    )
     model_params: str = Field("", description="'key=value,...' for the model's build function")
-    client_method: str = Field("fedavg", description="built-in name, entry point, or 'package.module:Class'")
+    client_method: str = Field(
+        "fedavg", description="built-in name, entry point, or 'package.module:Class'"
+    )
     client_params: str = Field("", description="'key=value,...' for the client method")
-    train_fn: str = Field("", description="'package.module:function' that replaces the training loop")
+    train_fn: str = Field(
+        "", description="'package.module:function' that replaces the training loop"
+    )
     local_epochs: int = Field(5, ge=1, description="E, epochs per station round")
     batch_size: int = Field(16, ge=1)
     optimizer: Literal["sgd", "adamw"] = "sgd"
@@ -66,11 +83,15 @@ class Settings(BaseModel):
     schedule: Literal["cosine", "constant"] = "cosine"
 
     # --- rounds
-    server_rule: str = Field("hfedatm", description="built-in name, entry point, or 'package.module:Class'")
+    server_rule: str = Field(
+        "hfedatm", description="built-in name, entry point, or 'package.module:Class'"
+    )
     rule_params: str = Field("", description="'key=value,...' for the server rule")
     rounds: int = Field(5, ge=1, description="global rounds")
     station_rounds: int = Field(2, ge=1, description="N, station rounds per global round")
-    client_fraction: float = Field(1.0, gt=0, le=1, description="share of clients per station round")
+    client_fraction: float = Field(
+        1.0, gt=0, le=1, description="share of clients per station round"
+    )
     evaluate_every: int = Field(1, ge=1, description="evaluate in every n-th round and in the last")
 
     # --- alignment (FOT)
@@ -99,15 +120,23 @@ class Settings(BaseModel):
     threads: int = Field(1, ge=0, description="CPU threads per client; 0 leaves it to torch")
     seed: int = Field(0, ge=0, lt=2**63)
     client_timeout: float = Field(600.0, gt=0, description="seconds a station waits for a client")
-    station_timeout: float = Field(7200.0, gt=0, description="seconds the server waits for a station")
+    station_timeout: float = Field(
+        7200.0, gt=0, description="seconds the server waits for a station"
+    )
     join_timeout: float = Field(120.0, gt=0, description="seconds to wait for nodes at the start")
-    client_quorum: float = Field(0.5, ge=0, le=1, description="share of the asked clients that must answer")
-    station_quorum: float = Field(0.5, ge=0, le=1, description="share of the stations that must answer")
+    client_quorum: float = Field(
+        0.5, ge=0, le=1, description="share of the asked clients that must answer"
+    )
+    station_quorum: float = Field(
+        0.5, ge=0, le=1, description="share of the stations that must answer"
+    )
     max_reply_mb: float = Field(4096.0, gt=0, description="larger replies are dropped")
 
     # --- results
     output: str = Field("results", description="folder that holds one folder per run")
-    run_name: str = Field("", pattern=r"^[A-Za-z0-9._-]*$", description="name of the run's folder; empty makes one")
+    run_name: str = Field(
+        "", pattern=r"^[A-Za-z0-9._-]*$", description="name of the run's folder; empty makes one"
+    )
     resume: str = Field("", description="folder of a run to continue")
 
     @model_validator(mode="after")
@@ -144,10 +173,14 @@ def describe() -> list[dict[str, Any]]:
     for key, entry in properties.items():
         allowed = " | ".join(map(str, entry["enum"])) if "enum" in entry else str(entry["type"])
         bounds = [f"{sign} {entry[name]:g}" for name, sign in limits.items() if name in entry]
-        rows.append({
-            "key": key, "default": entry["default"], "allowed": ", ".join([allowed, *bounds]),
-            "meaning": entry.get("description", ""),
-        })
+        rows.append(
+            {
+                "key": key,
+                "default": entry["default"],
+                "allowed": ", ".join([allowed, *bounds]),
+                "meaning": entry.get("description", ""),
+            }
+        )
     return rows
 
 

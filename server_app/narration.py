@@ -22,7 +22,8 @@ def header(settings: Settings, target: str, data: DomainData, folder: Path, done
         f"{settings.rounds} rounds x {settings.station_rounds} station rounds x "
         f"{settings.local_epochs} epochs",
         f"  {settings.dataset}: trains on {sources}; {target} is never seen",
-        f"  {settings.model}, {settings.client_method} clients, {settings.server_rule} at the server, "
+        f"  {settings.model}, {settings.client_method} clients, "
+        f"{settings.server_rule} at the server, "
         f"seed {settings.seed}",
         f"  results: {folder}",
     ]
@@ -33,7 +34,7 @@ def header(settings: Settings, target: str, data: DomainData, folder: Path, done
 
 def round_line(record: Mapping[str, Any], settings: Settings) -> str:
     """Return the line of one round."""
-    stations = record["stations"]
+    stations, up = record["stations"], record["bytes_up"]
     parts = [
         f"round {record['round']:>3}/{settings.rounds}",
         f"stations {stations['answered']}/{stations['asked']}",
@@ -42,7 +43,7 @@ def round_line(record: Mapping[str, Any], settings: Settings) -> str:
         f"source {_percent(record.get('source'))}",
         f"unseen {_percent(record.get('unseen'))}",
         f"moved {record.get('moved', 0)}",
-        f"up {size(record['bytes_up']['clients'])} clients, {size(record['bytes_up']['stations'])} stations",
+        f"up {size(up['clients'])} clients, {size(up['stations'])} stations",
         f"{record['seconds']:.1f} s",
     ]
     if "kept" in record:
@@ -52,21 +53,24 @@ def round_line(record: Mapping[str, Any], settings: Settings) -> str:
 
 def outcome(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], folder: Path) -> str:
     """Return the table at the end; its last line names the results folder."""
+    up = summary["bytes_up"]
     table = Table(title="Result", title_justify="left")
     for column in ("model", "round", "source accuracy", "unseen-domain accuracy"):
         table.add_column(column, justify="left" if column == "model" else "right")
     for name, key in (("last", "last"), ("best by source validation", "best_by_source")):
         if scores := summary[key]:
             table.add_row(
-                name, str(scores["round"]), _percent_of(scores["source_accuracy"]),
+                name,
+                str(scores["round"]),
+                _percent_of(scores["source_accuracy"]),
                 _percent_of(scores["unseen_accuracy"]),
             )
     text = io.StringIO()
     console = Console(file=text, width=100)
     console.print(table)
     console.print(
-        f"{len(rounds)} rounds in {summary['seconds']:.1f} s; up {size(summary['bytes_up']['clients'])} from "
-        f"clients and {size(summary['bytes_up']['stations'])} from stations; {summary['failures']} failures",
+        f"{len(rounds)} rounds in {summary['seconds']:.1f} s; up {size(up['clients'])} from clients and "
+        f"{size(up['stations'])} from stations; {summary['failures']} failures",
         highlight=False,
     )
     return f"{text.getvalue()}Results: {folder}"

@@ -70,9 +70,13 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
     if done:
         model.load_state_dict(state)
     strategy = HFedATMStrategy(
-        settings, rule, method, ChannelGraph.trace(model, _example(data.spec)),
+        settings,
+        rule,
+        method,
+        ChannelGraph.trace(model, _example(data.spec)),
         layers=_gram_layers(model, data.spec, settings) if rule.needs_grams else {},
-        template=_shared_template(model, method, data.spec), done=done,
+        template=_shared_template(model, method, data.spec),
+        done=done,
     )
     strategy.shared = remembered
     log.info(header(settings, target, data, folder.path, done))
@@ -90,7 +94,8 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
             torch.manual_seed(settings.seed)
             result = evaluate(model.to(device), unseen)
             record["unseen"] = {
-                "domain": target, "accuracy": result["correct"] / result["num-examples"],
+                "domain": target,
+                "accuracy": result["correct"] / result["num-examples"],
                 "loss": result["loss"],
             }
         record["seconds"] = time.perf_counter() - started
@@ -103,8 +108,11 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
 
     logging.getLogger("flwr").setLevel(logging.WARNING)  # one line per round, not Flower's dozen
     strategy.start(
-        stations, state_to_record(model.state_dict()), num_rounds=settings.rounds - done,
-        timeout=settings.station_timeout, evaluate_fn=after_round,
+        stations,
+        state_to_record(model.state_dict()),
+        num_rounds=settings.rounds - done,
+        timeout=settings.station_timeout,
+        evaluate_fn=after_round,
     )
     summary = summarise(folder)
     folder.finish(summary)
@@ -145,8 +153,12 @@ def _gram_layers(model: nn.Module, spec: DataSpec, settings: Settings) -> dict[s
     """Find the layers that will have a Gram by making one from an example."""
     batch = (spec.example(), torch.zeros(2, dtype=torch.long))
     grams = collect_grams(
-        model, [batch], max_dim=settings.gram_max_dim, rank=settings.gram_rank,
-        conv=settings.regmean_conv, bias=settings.regmean_bias == "exact",
+        model,
+        [batch],
+        max_dim=settings.gram_max_dim,
+        rank=settings.gram_rank,
+        conv=settings.regmean_conv,
+        bias=settings.regmean_bias == "exact",
     )
     return {name: gram.dim for name, gram in grams.items()}
 

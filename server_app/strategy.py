@@ -28,7 +28,7 @@ from hfedatm.records import (
     take_each,
 )
 from hfedatm.settings import Settings
-from hfedatm_core import ChannelGraph, Update, MeanAccumulator
+from hfedatm_core import ChannelGraph, MeanAccumulator, Update
 from server_app.rules.base import Rule, Situation
 
 
@@ -54,8 +54,14 @@ class HFedATMStrategy(Strategy):
     """
 
     def __init__(
-        self, settings: Settings, rule: Rule, method: Method, graph: ChannelGraph,
-        layers: dict[str, int], template: State, done: int = 0,
+        self,
+        settings: Settings,
+        rule: Rule,
+        method: Method,
+        graph: ChannelGraph,
+        layers: dict[str, int],
+        template: State,
+        done: int = 0,
     ) -> None:
         self.settings, self.rule, self.method, self.graph = settings, rule, method, graph
         self.layers = layers if rule.needs_grams else {}
@@ -67,7 +73,7 @@ class HFedATMStrategy(Strategy):
     def summary(self) -> None:
         """Log nothing: the run prints its own header."""
 
-    # --- training ------------------------------------------------------------------------------------
+    # --- training
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -76,7 +82,11 @@ class HFedATMStrategy(Strategy):
         self._round = server_round + self.done
         self._started = time.perf_counter()
         self._reference = record_to_state(arrays)
-        self.record = {"round": self._round, "failures": [], "bytes_up": {"clients": 0, "stations": 0}}
+        self.record = {
+            "round": self._round,
+            "failures": [],
+            "bytes_up": {"clients": 0, "stations": 0},
+        }
         if self.method.sharing == "global":
             self._share(arrays, grid)
         return self._messages("train", MessageType.TRAIN, arrays, grid)
@@ -90,7 +100,9 @@ class HFedATMStrategy(Strategy):
         if self.settings.reference == "medoid":
             updates = list(updates)  # choosing the medoid needs all of them twice
         try:
-            merged = self.rule.merge(updates, Situation(self.settings, self.graph, self._reference, self._round))
+            merged = self.rule.merge(
+                updates, Situation(self.settings, self.graph, self._reference, self._round)
+            )
         except ValueError as error:
             if stations:
                 self.record["failures"].append(Failure("server", f"merge: {error}").to_dict())
@@ -107,14 +119,18 @@ class HFedATMStrategy(Strategy):
             self.record["loss"] = sum(s["loss"] * s["num-examples"] for s in stations) / examples
         needed = max(1, math.ceil(self.settings.station_quorum * self._asked))
         if merged is None or len(stations) < needed:
-            self.record["kept"] = f"{len(stations)} of {self._asked} stations usable, {needed} needed"
+            self.record["kept"] = (
+                f"{len(stations)} of {self._asked} stations usable, {needed} needed"
+            )
             return None, None
         self.record["merge"] = merged.report.to_dict()
         groups = [g for groups in merged.report.stations.values() for g in groups.values()]
         self.record["moved"] = sum(group.moved for group in groups)
         return state_to_record(merged.state), None
 
-    def _updates(self, replies: Iterable[Message], stations: list[dict[str, Any]]) -> Iterator[Update]:
+    def _updates(
+        self, replies: Iterable[Message], stations: list[dict[str, Any]]
+    ) -> Iterator[Update]:
         """Yield one checked update at a time; who fails a check is recorded and left out."""
         for reply in replies:
             found: list[Update] = []
@@ -125,10 +141,15 @@ class HFedATMStrategy(Strategy):
                 state = open_state(content, self._reference)
                 grams = open_grams(content, self.layers) if self.layers else {}
                 name = f"station {reply.metadata.src_node_id}"
-                found.append(Update(
-                    state=state, grams=grams, num_examples=int(metrics["num-examples"]),
-                    num_clients=int(metrics["num-clients"]), name=name,
-                ))
+                found.append(
+                    Update(
+                        state=state,
+                        grams=grams,
+                        num_examples=int(metrics["num-examples"]),
+                        num_clients=int(metrics["num-clients"]),
+                        name=name,
+                    )
+                )
                 self._note_failures(content, name)
                 size = content_bytes(content)
                 stations.append({"name": name, **metrics, "bytes_up": size})
@@ -157,7 +178,7 @@ class HFedATMStrategy(Strategy):
         if len(failures) < self._asked:
             self.shared = self.method.blend(self.shared, mean.result())
 
-    # --- evaluation ----------------------------------------------------------------------------------
+    # --- evaluation
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -169,7 +190,9 @@ class HFedATMStrategy(Strategy):
             return []
         return self._messages("evaluate", MessageType.EVALUATE, arrays, grid)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """Add up the stations' counts."""
         total = {"correct": 0.0, "num-examples": 0.0, "loss-sum": 0.0}
 
@@ -190,9 +213,11 @@ class HFedATMStrategy(Strategy):
         }
         return MetricRecord(self.record["source"])
 
-    # --- both ----------------------------------------------------------------------------------------
+    # --- both
 
-    def _messages(self, kind: Any, message_type: str, arrays: ArrayRecord, grid: Grid) -> list[Message]:
+    def _messages(
+        self, kind: Any, message_type: str, arrays: ArrayRecord, grid: Grid
+    ) -> list[Message]:
         stations = sorted(grid.get_node_ids())
         self._asked = len(stations)
         shared = self.template if kind == "prepare" else (self.shared or self.template)
@@ -200,12 +225,21 @@ class HFedATMStrategy(Strategy):
         if shared:
             records["shared"] = state_to_record(shared)
         return [
-            Message(RecordDict({
-                **records, "task": Task(kind, self.settings, self._round, station=station).to_record(),
-            }), station, message_type)
+            Message(
+                RecordDict(
+                    {
+                        **records,
+                        "task": Task(kind, self.settings, self._round, station=station).to_record(),
+                    }
+                ),
+                station,
+                message_type,
+            )
             for station in stations
         ]
 
     def _note_failures(self, content: RecordDict, station: str) -> None:
         for failure in record_to_failures(content.config_records.get("failures", ConfigRecord())):
-            self.record["failures"].append({"node": f"{station}, {failure.node}", "reason": failure.reason})
+            self.record["failures"].append(
+                {"node": f"{station}, {failure.node}", "reason": failure.reason}
+            )

@@ -33,13 +33,17 @@ def stations_of(grid: Grid, settings: Settings) -> Grid:
 def _divide(grid: Grid, nodes: list[Node], settings: Settings) -> dict[int, Grid]:
     clients, each = settings.num_clients, settings.clients_per_station
     if any(node.tier != "client" for node in nodes):
-        raise UserError("some nodes are stations and some are clients: connect only stations to the server")
+        raise UserError(
+            "some nodes are stations and some are clients: connect only stations to the server"
+        )
     if len(nodes) >= clients:
         log.info("simulation: %d clients on a node each", clients)
     else:
         log.info("simulation: %d clients take turns on %d nodes", clients, len(nodes))
     node_of = {client: nodes[client % len(nodes)].node_id for client in range(clients)}
     return {
-        station: MappedGrid(grid, {c: node_of[c] for c in range(station * each, (station + 1) * each)})
+        station: MappedGrid(
+            grid, {c: node_of[c] for c in range(station * each, (station + 1) * each)}
+        )
         for station in range(settings.stations)
     }

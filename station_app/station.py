@@ -45,13 +45,21 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
         messages = strategy.configure_train(station_round, arrays, ConfigRecord(), grid)
         replies = grid.send_and_receive(messages, timeout=task.settings.client_timeout)
         arrays, metrics = strategy.aggregate_train(station_round, replies)
-    metrics.update({
-        "num-examples": strategy.num_examples, "num-clients": strategy.num_clients,
-        "bytes-up": strategy.bytes_up, "gram-bytes-up": strategy.gram_bytes_up,
-    })
-    reply = RecordDict({
-        "model": arrays, "metrics": metrics, "failures": failures_to_record(strategy.failures),
-    })
+    metrics.update(
+        {
+            "num-examples": strategy.num_examples,
+            "num-clients": strategy.num_clients,
+            "bytes-up": strategy.bytes_up,
+            "gram-bytes-up": strategy.gram_bytes_up,
+        }
+    )
+    reply = RecordDict(
+        {
+            "model": arrays,
+            "metrics": metrics,
+            "failures": failures_to_record(strategy.failures),
+        }
+    )
     if layers:
         reply["grams"] = grams_to_record(strategy.grams, task.settings.gram_dtype)
     return reply
@@ -62,11 +70,15 @@ def _prepare(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
     messages = strategy.configure_prepare(content.array_records["model"], grid)
     replies = grid.send_and_receive(messages, timeout=task.settings.client_timeout)
     mean = strategy.aggregate_prepare(replies, record_to_state(content.array_records["shared"]))
-    return RecordDict({
-        "shared": state_to_record(mean),
-        "metrics": MetricRecord({"num-examples": strategy.num_examples, "bytes-up": strategy.bytes_up}),
-        "failures": failures_to_record(strategy.failures),
-    })
+    return RecordDict(
+        {
+            "shared": state_to_record(mean),
+            "metrics": MetricRecord(
+                {"num-examples": strategy.num_examples, "bytes-up": strategy.bytes_up}
+            ),
+            "failures": failures_to_record(strategy.failures),
+        }
+    )
 
 
 def _share_in_station(grid: Grid, content: RecordDict, task: Task) -> ArrayRecord:
@@ -88,5 +100,7 @@ def _evaluate(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
 
 
 _JOBS: dict[str, Callable[[Grid, RecordDict, Task], RecordDict]] = {
-    "prepare": _prepare, "train": _train, "evaluate": _evaluate,
+    "prepare": _prepare,
+    "train": _train,
+    "evaluate": _evaluate,
 }

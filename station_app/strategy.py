@@ -66,7 +66,7 @@ class StationStrategy(Strategy):
     def summary(self) -> None:
         """Log nothing: the server prints one line per round for the whole tree."""
 
-    # --- training ------------------------------------------------------------------------------------
+    # --- training
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -105,9 +105,11 @@ class StationStrategy(Strategy):
         self._fold(replies, take)
         if need_grams:
             self.grams = {name: g.shrink(self.settings.alpha) for name, g in grams.result().items()}
-        return state_to_record(models.result()), MetricRecord({"loss": loss_sum / self.num_examples})
+        return state_to_record(models.result()), MetricRecord(
+            {"loss": loss_sum / self.num_examples}
+        )
 
-    # --- what a method shares before a round ---------------------------------------------------------
+    # --- what a method shares before a round
 
     def configure_prepare(self, arrays: ArrayRecord, grid: Grid) -> list[Message]:
         """Ask the clients of the first station round for what their method shares."""
@@ -127,7 +129,7 @@ class StationStrategy(Strategy):
         self._fold(replies, take)
         return mean.result()
 
-    # --- evaluation ----------------------------------------------------------------------------------
+    # --- evaluation
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -148,7 +150,7 @@ class StationStrategy(Strategy):
         self._fold(replies, take)
         return MetricRecord(total)
 
-    # --- both ----------------------------------------------------------------------------------------
+    # --- both
 
     def _messages(
         self, grid: Grid, kind: str, task: Task, arrays: ArrayRecord, everyone: bool = False
@@ -176,4 +178,6 @@ class StationStrategy(Strategy):
         needed = max(1, math.ceil(self.settings.client_quorum * self._asked))
         if answered < needed:
             reasons = "; ".join(f"{f.node}: {f.reason}" for f in failed) or "it has no clients"
-            raise TooFewClients(f"{answered} of {self._asked} clients answered, {needed} are needed: {reasons}")
+            raise TooFewClients(
+                f"{answered} of {self._asked} clients answered, {needed} are needed: {reasons}"
+            )

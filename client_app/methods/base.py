@@ -72,7 +72,9 @@ def mean_loss_gradient(
     count = 0
     for inputs, targets in batches:
         loss = F.cross_entropy(forward(model, inputs), targets, reduction="sum")
-        for name, g in zip(total, torch.autograd.grad(loss, list(parameters.values())), strict=True):
+        for name, g in zip(
+            total, torch.autograd.grad(loss, list(parameters.values())), strict=True
+        ):
             total[name] += g
         count += len(targets)
     return {name: g / count for name, g in total.items()}

@@ -65,7 +65,8 @@ class FedIIR(Method):
         classifier = _classifier(model)
         own = torch.autograd.grad(error, list(classifier.values()), create_graph=True)
         distance = sum(
-            (g - self._average[name]).square().sum() for name, g in zip(classifier, own, strict=True)
+            (g - self._average[name]).square().sum()
+            for name, g in zip(classifier, own, strict=True)
         )
         return error + self.gamma * distance
 

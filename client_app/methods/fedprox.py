@@ -33,6 +33,7 @@ class FedProx(Method):
         """Return cross-entropy plus the proximal term."""
         squared = sum(
             (p - self._anchor[name]).square().sum()
-            for name, p in model.named_parameters() if p.requires_grad
+            for name, p in model.named_parameters()
+            if p.requires_grad
         )
         return super().loss(model, inputs, targets) + 0.5 * self.mu * squared

@@ -90,7 +90,10 @@ class FedSR(Method):
         error = super().loss(model, inputs, targets)
         head = self._head
         kl = gaussian_kl(
-            head.mu, head.sigma, self._table["mean"][targets], F.softplus(self._table["scale"][targets])
+            head.mu,
+            head.sigma,
+            self._table["mean"][targets],
+            F.softplus(self._table["scale"][targets]),
         )
         return error + self.l2r * head.z.norm(dim=1).mean() + self.cmi * kl.mean()
 
@@ -100,6 +103,6 @@ class FedSR(Method):
 
 
 def gaussian_kl(mean: Tensor, std: Tensor, mean_to: Tensor, std_to: Tensor) -> Tensor:
-    """Return KL(N(mean, std^2) || N(mean_to, std_to^2)) of diagonal Gaussians, summed over features."""
+    """Return KL(N(mean, std^2) || N(mean_to, std_to^2)), summed over independent features."""
     ratio = (std.square() + (mean - mean_to).square()) / (2 * std_to.square())
     return (std_to.log() - std.log() + ratio - 0.5).sum(-1)

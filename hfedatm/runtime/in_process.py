@@ -56,7 +56,10 @@ class InProcessGrid(StreamingGrid):
 
     def _run(self, message: Message) -> Message:
         context = Context(
-            run_id=0, node_id=message.metadata.dst_node_id, node_config={}, state=RecordDict(),
+            run_id=0,
+            node_id=message.metadata.dst_node_id,
+            node_config={},
+            state=RecordDict(),
             run_config={},
         )
         try:

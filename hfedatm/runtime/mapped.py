@@ -49,8 +49,11 @@ class MappedGrid(StreamingGrid):
         if meta.dst_node_id not in self._node_of:
             raise ValueError(f"node {meta.dst_node_id} is not one of this tier's children")
         return Message(
-            message.content, self._node_of[meta.dst_node_id], meta.message_type,
-            ttl=meta.ttl, group_id=meta.group_id,
+            message.content,
+            self._node_of[meta.dst_node_id],
+            meta.message_type,
+            ttl=meta.ttl,
+            group_id=meta.group_id,
         )
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -59,7 +62,9 @@ class MappedGrid(StreamingGrid):
         for reply in self._grid.pull_messages(message_ids):
             # Flower's own "node unavailable" replies do not name the node: the message does.
             asked = self._waiting.pop(reply.metadata.reply_to_message_id)
-            replies.append(Message(reply.error if reply.has_error() else reply.content, reply_to=asked))
+            replies.append(
+                Message(reply.error if reply.has_error() else reply.content, reply_to=asked)
+            )
         return replies
 
     def wait_for(self, message_id: str, sent_at: float, timeout: float | None) -> Message | None:

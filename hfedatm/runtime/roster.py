@@ -35,7 +35,9 @@ class Roster:
         """Return the nodes that are connected now, in the order of their places."""
         ids = sorted(self._grid.get_node_ids())
         self._ask([node_id for node_id in ids if node_id not in self._known])
-        return sorted((self._known[i] for i in ids if i in self._known), key=lambda n: (n.index, n.node_id))
+        return sorted(
+            (self._known[i] for i in ids if i in self._known), key=lambda n: (n.index, n.node_id)
+        )
 
     def wait_for(self, count: int, timeout: float) -> list[Node]:
         """Wait until ``count`` nodes are there, or as many as a simulation says it has."""
@@ -60,7 +62,10 @@ class Roster:
                 said = reply.content.config_records["node"]
                 node_id = reply.metadata.src_node_id
                 self._known[node_id] = Node(
-                    node_id, str(said["tier"]), int(said["index"]), int(said["siblings"]),  # type: ignore[arg-type]
+                    node_id,
+                    str(said["tier"]),
+                    int(said["index"]),
+                    int(said["siblings"]),  # type: ignore[arg-type]
                 )
 
 

@@ -32,7 +32,11 @@ class StreamingGrid(Grid):
         return self._run
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str,
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
         ttl: float | None = None,
     ) -> Message:
         """Create a message (Flower's older way, still part of the interface)."""

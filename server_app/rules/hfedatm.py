@@ -22,8 +22,17 @@ class HFedATM(Rule):
         """Align and merge with the options of the settings."""
         s = situation.settings
         return merge(
-            updates, situation.graph, fot=self.fot, regmean=self.regmean,
-            reference=s.reference, previous=situation.previous,
-            solver=s.ot_solver, scope=s.ot_scope, reg=s.ot_reg, iterations=s.ot_iterations,
-            margin=s.ot_margin, ridge=s.ridge, coefficients=s.regmean_weights,
+            updates,
+            situation.graph,
+            fot=self.fot,
+            regmean=self.regmean,
+            reference=s.reference,
+            previous=situation.previous,
+            solver=s.ot_solver,
+            scope=s.ot_scope,
+            reg=s.ot_reg,
+            iterations=s.ot_iterations,
+            margin=s.ot_margin,
+            ridge=s.ridge,
+            coefficients=s.regmean_weights,
         )

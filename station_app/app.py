@@ -1,0 +1,44 @@
+"""A deployed station's two faces: ``client`` towards the server, ``server`` towards its clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from hfedatm.handling import answering
+from station_app import bridge
+from station_app.spool import Spool
+
+client = ClientApp()
+server = ServerApp()
+
+
+@client.query()
+@answering
+def identify(message: Message, context: Context) -> RecordDict:
+    """Say that this node is a station, and which one."""
+    index = int(context.node_config["partition-id"])
+    return RecordDict({"node": ConfigRecord({"tier": "station", "index": index, "siblings": 0})})
+
+
+@client.train()
+@client.train("prepare")
+@client.evaluate()
+@answering
+def hand_over(message: Message, context: Context) -> RecordDict:
+    """Have the station run do what the server asks for."""
+    return bridge.answer(message, context).content
+
+
+@server.main()
+def serve(grid: Grid, context: Context) -> None:
+    """Do the jobs that come through the spool, with whichever clients are connected."""
+    from hfedatm.runtime.roster import LiveGrid, Roster
+    from station_app.station import run_station
+
+    bridge.serve(
+        LiveGrid(grid, Roster(grid)), run_station, Spool(Path(str(context.run_config["spool"])))
+    )
