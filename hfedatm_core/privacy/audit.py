@@ -129,7 +129,7 @@ def nonnegative_rotation(
     generator = torch.Generator().manual_seed(seed)
     shape = (starts, count, count)
     origin = torch.linalg.qr(torch.randn(shape, generator=generator, dtype=unit.dtype)).Q
-    skew = torch.zeros_like(origin, requires_grad=True)
+    skew = torch.zeros(shape, dtype=unit.dtype, requires_grad=True)
     optimiser = torch.optim.LBFGS(
         [skew],
         max_iter=iterations,
@@ -150,7 +150,7 @@ def nonnegative_rotation(
         optimiser.zero_grad()
         loss = negative_energy().sum()
         loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss)
+        return float(loss.detach())
 
     optimiser.step(closure)  # type: ignore[no-untyped-call]
     with torch.no_grad():

@@ -20,7 +20,7 @@ from hfedatm_core.privacy.accounting import (
 
 DELTA = 1e-5
 spends = st.lists(
-    st.tuples(st.floats(0.5, 50), st.sampled_from([1.0, 0.5, 0.1, 0.01]), st.integers(1, 200)),
+    st.tuples(st.floats(0.5, 50), st.sampled_from([1.0, 0.1, 0.01]), st.integers(1, 200)),
     min_size=1,
     max_size=5,
 )
@@ -43,6 +43,7 @@ def test_epsilon_inverts_delta(mu, delta):
         assert gaussian_delta(mu, 0.0) <= delta
 
 
+@pytest.mark.filterwarnings("ignore")  # of the accountants it is compared with
 @pytest.mark.parametrize("epsilon", [4.0, 2.0, 1.0, 0.5, 0.1])
 @pytest.mark.parametrize("releases", [1, 10, 600])
 def test_calibrated_sigma_agrees_with_the_closed_form(epsilon, releases):
