@@ -143,6 +143,8 @@ def merge(
         aligned = _align(aligner, update, who)
         mean.add(aligned.state, update.num_examples, who)
         if layers is not None:
+            if aligner is None:  # which checks its Grams itself
+                check_grams(update.grams, update.state, who)
             gamma = update.num_clients if coefficients == "clients" else update.num_examples
             layers.add(who, aligned.state, aligned.grams, gamma)
         stations[who] = _group_reports(aligned)
@@ -161,7 +163,6 @@ def merge(
 def _align(aligner: Aligner | None, update: Update, who: str) -> Alignment:
     """Return the update in the reference's channel order, or as it is without an aligner."""
     if aligner is None:
-        check_grams(update.grams, update.state, who)
         return Alignment(dict(update.state), dict(update.grams), {}, {}, {}, {})
     try:
         return aligner(update.state, update.grams)

@@ -95,7 +95,7 @@ class RegMeanAccumulator:
             return _averaged(means, "the ridge is infinite")
         level = float(total.diagonal().double().mean())
         if not level > 0.0:
-            return _averaged(means, "the Grams have no positive diagonal: the inputs are all zero")
+            return _averaged(means, "the mean diagonal of the Grams is not positive")
         shift = ridge * level
         dtype = next(iter(products.values())).dtype
         attempts = systems(total, shift, dtype)

@@ -61,7 +61,9 @@ def test_errors_name_state_tensor_and_both_shapes():
     good = state(1)
     mean = MeanAccumulator()
     mean.add(good)
-    with pytest.raises(ValueError, match=r"station-3.*'conv.weight'.*\(3, 2, 5, 5\).*\(3, 2, 3, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"station-3.*'conv.weight'.*\(3, 2, 5, 5\).*\(3, 2, 3, 3\)"
+    ):
         mean.add(good | {"conv.weight": torch.zeros(3, 2, 5, 5)}, name="station-3")
     with pytest.raises(ValueError, match=r"state 1: tensor 'scalar'.*NaN"):
         mean.add(good | {"scalar": torch.tensor(float("nan"))})

@@ -54,7 +54,10 @@ def test_split_batches_add_up_to_the_whole():
     model, data = mlp(), [(torch.randn(4, 5), None) for _ in range(5)]
     for max_dim in (4096, 1):
         whole = collect_grams(model, data, max_dim)
-        first, second = collect_grams(model, data[:2], max_dim), collect_grams(model, data[2:], max_dim)
+        first, second = (
+            collect_grams(model, data[:2], max_dim),
+            collect_grams(model, data[2:], max_dim),
+        )
         for name, gram in whole.items():
             torch.testing.assert_close((first[name] + second[name]).dense(), gram.dense())
 
