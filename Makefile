@@ -14,7 +14,7 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 demo: install      ## three tiers on the embedded data set, by Flower's own simulation
-	$(BIN)/flwr run . --stream -c 'output="$(CURDIR)/results"'
+	PATH="$(abspath $(BIN)):$$PATH" flwr run . --stream -c 'output="$(CURDIR)/results"'
 
 test: install      ## the ordinary tests
 	$(BIN)/python -m pytest -m "not slow and not e2e and not docker"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -22,5 +20,6 @@ def main(grid: Grid, context: Context) -> None:
         folder = open_run(context.run_config)
         run_rounds(folder, stations_of(grid, folder.settings))
     except UserError as error:
-        # One clear message instead of a traceback; Flower still marks the run as failed.
-        sys.exit(f"hfedatm: {error}")
+        # Raised, not exited with: Flower would take the end of the thread for a finished run.
+        print(f"hfedatm: {error}", flush=True)
+        raise error.with_traceback(None) from None

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as Late
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from hfedatm.runtime.streaming import StreamingGrid
 
-_worker = ThreadPoolExecutor(1, thread_name_prefix="client")
-"""All clients of the process train here, one after the other: torch's random state is global."""
+_turn = Lock()
+"""All clients of the process train one after the other: torch's random state is global."""
 
 
 class InProcessGrid(StreamingGrid):
     """Clients of one station, each run when its reply is asked for.
 
     Running on demand keeps one reply in memory at a time. A client that exceeds its time is left
-    behind (Python cannot stop it) and the next one starts on a fresh worker.
+    behind: Python cannot stop it, but the next one starts and the process can end without it.
     """
 
     def __init__(self, app: ClientApp, clients: Iterable[int]) -> None:
@@ -47,12 +47,13 @@ class InProcessGrid(StreamingGrid):
 
     def wait_for(self, message_id: str, sent_at: float, timeout: float | None) -> Message | None:
         """Run one client; its time counts from its own start, since clients run in turn."""
-        global _worker
-        try:
-            return _worker.submit(self._run, self._waiting.pop(message_id)).result(timeout)
-        except Late:
-            _worker = ThreadPoolExecutor(1, thread_name_prefix="client")
-            return None
+        message, answer = self._waiting.pop(message_id), SimpleQueue[Message]()
+        with _turn:
+            Thread(target=lambda: answer.put(self._run(message)), daemon=True).start()
+            try:
+                return answer.get(timeout=timeout)
+            except Empty:
+                return None
 
     def _run(self, message: Message) -> Message:
         context = Context(
@@ -64,5 +65,5 @@ class InProcessGrid(StreamingGrid):
         )
         try:
             return self._app(message, context)
-        except Exception as error:
+        except BaseException as error:  # also a client that calls sys.exit
             return Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=message)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -27,7 +26,7 @@ class LocalStationsGrid(StreamingGrid):
         Station id -> the Grid that shows exactly its clients.
     concurrency
         Stations at work at a time. A station that is done keeps its place until its reply is taken,
-        so that no more than this many replies are ever in memory.
+        so that no more than this many replies wait in memory.
     """
 
     def __init__(
@@ -35,10 +34,10 @@ class LocalStationsGrid(StreamingGrid):
     ) -> None:
         self._run_station = run_station
         self._grids = dict(grids)
-        places = concurrency or len(self._grids)
-        self._pool = ThreadPoolExecutor(places, thread_name_prefix="station")
-        self._places = threading.Semaphore(places)
+        self._places = concurrency or len(self._grids)
+        self._pool = ThreadPoolExecutor(self._places, thread_name_prefix="station")
         self._ids = itertools.count()
+        self._queue: dict[str, Message] = {}
         self._jobs: dict[str, Future[Message]] = {}
 
     def get_node_ids(self) -> list[int]:
@@ -46,15 +45,22 @@ class LocalStationsGrid(StreamingGrid):
         return sorted(self._grids)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Start the stations."""
+        """Start the stations, as many as there are places; the others follow in order."""
         ids = []
         for message in messages:
             ids.append(str(next(self._ids)))
-            self._jobs[ids[-1]] = self._pool.submit(self._work, message)
+            self._queue[ids[-1]] = message
+        self._fill_places()
         return ids
 
+    def _fill_places(self) -> None:
+        while self._queue and len(self._jobs) < self._places:
+            self._start(next(iter(self._queue)))
+
+    def _start(self, message_id: str) -> None:
+        self._jobs[message_id] = self._pool.submit(self._work, self._queue.pop(message_id))
+
     def _work(self, message: Message) -> Message:
-        self._places.acquire()
         try:
             content = self._run_station(self._grids[message.metadata.dst_node_id], message.content)
             return Message(content, reply_to=message)
@@ -71,6 +77,8 @@ class LocalStationsGrid(StreamingGrid):
         return self._take(message_id)
 
     def _take(self, message_id: str) -> Message:
+        if message_id in self._queue:  # replies nobody took hold the places: do not wait for them
+            self._start(message_id)
         reply = self._jobs.pop(message_id).result()
-        self._places.release()
+        self._fill_places()
         return reply

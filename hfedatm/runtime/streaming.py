@@ -59,5 +59,9 @@ class StreamingGrid(Grid):
         sent_at = time.monotonic()
         for message, message_id in zip(sent, ids, strict=True):
             yield self.wait_for(message_id, sent_at, timeout) or Message(
-                Error(NO_REPLY, f"no reply within {timeout:g} s"), reply_to=message
+                Error(NO_REPLY, _why_none(message_id, timeout)), reply_to=message
             )
+
+
+def _why_none(message_id: str, timeout: float | None) -> str:
+    return f"no reply within {timeout:g} s" if message_id and timeout else "could not be reached"
