@@ -50,12 +50,24 @@ def find_class(setting: str, name: str, package: ModuleType, base: type, group: 
         raise PluginError(
             f"{setting}: {name!r} must be a subclass of {base.__module__}.{base.__name__}"
         )
+    _check_overrides(setting, found, base)
     return found
+
+
+def _check_overrides(setting: str, cls: type, base: type) -> None:
+    """Refuse a class whose methods cannot be called as those of its base are."""
+    for name, original in vars(base).items():
+        if inspect.isfunction(original) and not name.startswith("_"):
+            signature = inspect.signature(original)
+            needed = f"{name}({', '.join(signature.parameters)})"
+            check_call(setting, getattr(cls, name), needed, *signature.parameters)
 
 
 def import_object(setting: str, path: str) -> Any:
     """Import ``package.module:object``."""
     module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise PluginError(f"{setting}: got {path!r}; write it 'package.module:name'")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hfedatm.errors import UserError
-from hfedatm.settings import Settings
+from hfedatm.settings import Settings, validate
 
 State = dict[str, Tensor]
 PACKAGES = ("hfedatm", "flwr", "torch", "torchvision", "numpy", "POT", "opacus", "transformers")
@@ -78,13 +78,15 @@ class RunFolder:
         if not (path / "config.json").is_file():
             raise UserError(f"resume: {path} is not a run's folder (it has no config.json)")
         stored = json.loads((path / "config.json").read_text(encoding="utf-8"))["settings"]
-        for key, value in given.items():
-            if value != "" and key not in ("resume", "output") and stored.get(key) != value:
+        asked = {k: v for k, v in given.items() if v != "" and k not in ("resume", "output")}
+        now = validate({**stored, **asked}).as_config()
+        for key in asked:
+            if now[key] != stored[key]:
                 raise UserError(
-                    f"resume: {key} was {stored.get(key)!r} when the run started and cannot "
-                    f"become {value!r}"
+                    f"resume: {key} was {stored[key]!r} when the run started and cannot become "
+                    f"{now[key]!r}"
                 )
-        return cls(path, Settings.model_validate(stored))
+        return cls(path, validate(stored))
 
     def save_round(self, record: Mapping[str, Any], model: State, server: State) -> None:
         """Finish a round: keep the model and what the server must remember, then add the line."""

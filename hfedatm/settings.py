@@ -37,6 +37,7 @@ class Settings(BaseModel):
         alias_generator=_key,
         protected_namespaces=(),
         coerce_numbers_to_str=True,
+        allow_inf_nan=False,
     )
 
     preset: str = Field("demo", description="row of the table of hyper-parameters to start from")
@@ -89,6 +90,9 @@ class Settings(BaseModel):
     rule_params: str = Field("", description="'key=value,...' for the server rule")
     rounds: int = Field(5, ge=1, description="global rounds")
     station_rounds: int = Field(2, ge=1, description="N, station rounds per global round")
+    station_start: Literal["shared", "own"] = Field(
+        "shared", description="round 1 starts from one model, or from one of each station's own"
+    )
     client_fraction: float = Field(
         1.0, gt=0, le=1, description="share of clients per station round"
     )
@@ -138,6 +142,10 @@ class Settings(BaseModel):
         "", pattern=r"^[A-Za-z0-9._-]*$", description="name of the run's folder; empty makes one"
     )
     resume: str = Field("", description="folder of a run to continue")
+    diagnostics: bool = Field(
+        True, description="keep what the report shows of the first and last round"
+    )
+    track: str = Field("", description="also log to: tensorboard, mlflow, wandb (comma-separated)")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -199,8 +207,14 @@ def resolve(given: Mapping[str, Any]) -> Settings:
     if preset not in rows:
         raise SettingsError(f"preset: got {preset!r}; must be one of {', '.join(sorted(rows))}")
     _refuse_unknown(rows[preset], f"preset {preset!r}")
+    return validate({**rows[preset], **chosen})
+
+
+def validate(values: Mapping[str, Any]) -> Settings:
+    """Check values by key; raises `SettingsError` that names each wrong one."""
+    _refuse_unknown(values, "settings")
     try:
-        return Settings.model_validate({**rows[preset], **chosen})
+        return Settings.model_validate(values)
     except ValidationError as error:
         raise SettingsError("\n".join(map(_explain, error.errors()))) from None
 
