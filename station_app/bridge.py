@@ -80,7 +80,7 @@ def hand_over(
     *,
     timeout: float = float("inf"),
     poll: float = 0.1,
-    start_timeout: float = 60.0,
+    start_timeout: float = 120.0,
     max_starts: int = 3,
 ) -> RecordDict:
     """Have the station run do a job and return its answer.

@@ -46,10 +46,9 @@ def write_app(folder: Path, tier: str, config: Mapping[str, str | int | float | 
     It carries no code, so what it starts is the code installed on each node.
     """
     app = {"publisher": "hfedatm", "components": COMPONENTS[tier], "config": dict(config)}
-    manifest = {
-        "project": {"name": f"hfedatm-{tier}", "version": version("hfedatm")},
-        "tool": {"flwr": {"app": app}},
-    }
+    project = {"name": f"hfedatm-{tier}", "version": version("hfedatm"), "license": "Apache-2.0"}
+    project["description"] = f"The {tier}'s run; its code is installed on the nodes"
+    manifest = {"project": project, "tool": {"flwr": {"app": app}}}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(tomli_w.dumps(manifest), encoding="utf-8")
     return folder

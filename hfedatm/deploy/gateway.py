@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,6 +25,7 @@ from starlette.routing import Route
 
 log = logging.getLogger("uvicorn.error")
 
+_ALLOWED = re.compile(r"/health|/v1/fleet/[a-z-]+")
 # Flower sends arrays in chunks of 5 MiB, so an honest request is far below this.
 MAX_BODY = 64 * 2**20
 # Headers that describe one connection rather than the message (RFC 9110, 7.6.1), and the framing
@@ -46,6 +48,9 @@ def build(upstream: str, ca_file: str | None = None, max_body: int = MAX_BODY) -
             yield
 
     async def forward(request: Request) -> Response:
+        if not _ALLOWED.fullmatch(request.url.path):
+            log.warning("refused %s: a node may use the Fleet API only", request.url.path)
+            return PlainTextResponse("this address serves the Fleet API only", 403)
         body = bytearray()
         async for part in request.stream():
             body += part
@@ -68,17 +73,8 @@ def build(upstream: str, ca_file: str | None = None, max_body: int = MAX_BODY) -
         response.raw_headers += _end_to_end(answer.headers.raw)
         return response
 
-    async def refuse(request: Request) -> Response:
-        log.warning("refused %s: a node may use the Fleet API only", request.url.path)
-        return PlainTextResponse("this address serves the Fleet API only", 403)
-
-    routes = [
-        Route("/health", forward, methods=["GET"]),
-        # One path segment: nothing that a server could resolve to another API.
-        Route("/v1/fleet/{call}", forward, methods=["POST"]),
-        Route("/{anything:path}", refuse, methods=["GET", "HEAD", "POST", "PUT", "DELETE"]),
-    ]
-    return Starlette(routes=routes, lifespan=lifespan)
+    route = Route("/{path:path}", forward, methods=["GET", "POST"])
+    return Starlette(routes=[route], lifespan=lifespan)
 
 
 def _end_to_end(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -101,6 +97,8 @@ def main() -> None:
         port=arguments.port,
         ssl_certfile=arguments.cert,
         ssl_keyfile=arguments.key,
+        server_header=False,  # the SuperLink writes these two
+        date_header=False,
         access_log=False,  # nodes ask for work every three seconds
     )
 

@@ -65,16 +65,15 @@ class Processes:
         living = self.living()
         # Nodes first: they say goodbye to their link.
         order = sorted(living, key=lambda name: ("-node" not in name, "-gateway" not in name))
-        family = []
-        for name in order:
-            family += living[name].children(recursive=True)
+        # Flower's helpers have nothing left to do without their parent, but are slow to see it.
+        family = [child for name in order for child in living[name].children(recursive=True)]
         ended = [living[name] for name in order]
         for process in ended:
             _signal(process, "terminate")
-        _, stubborn = psutil.wait_procs(ended + family, timeout=patience)
-        for process in stubborn:
+        _, stubborn = psutil.wait_procs(ended, timeout=patience)
+        for process in stubborn + family:
             _signal(process, "kill")
-        psutil.wait_procs(stubborn, timeout=patience)
+        psutil.wait_procs(stubborn + family, timeout=patience)
         self.record.unlink(missing_ok=True)
         return order
 
