@@ -12,13 +12,13 @@ from torch import Tensor
 Solver = Literal["sinkhorn", "exact"]
 SOLVERS: tuple[Solver, ...] = get_args(Solver)
 
-# exp(±200) is far inside float64, also squared: beyond it the scaling vectors could overflow.
-_KERNEL_RANGE = 200.0
+# Largest exponent of the kernel and its scaling vectors that is far inside a dtype's range.
+_KERNEL_RANGE = {torch.float32: 30.0, torch.float64: 200.0}
 
 
 def rounding(cost: Tensor) -> float:
-    """Differences between two entries of a cost matrix up to this size are rounding: a tie."""
-    scale = max(1.0, float(cost.abs().max())) if cost.numel() else 1.0
+    """Return how far two entries of a cost (none negative) may differ by rounding: a tie."""
+    scale = max(1.0, float(cost.max())) if cost.numel() else 1.0
     return 8 * torch.finfo(cost.dtype).eps * scale
 
 
@@ -40,18 +40,22 @@ def sinkhorn_plan(cost: Tensor, reg: float = 0.05, iterations: int = 25) -> Tens
     Returns
     -------
     Tensor
-        P in float64; its rows sum to 1/n, its columns only in the limit.
+        P; its rows sum to 1/n, its columns only in the limit.
 
     Notes
     -----
     The same iterates as ``ot.sinkhorn``. Costs of normalised filters span a few units, so that
-    ``exp(-D/reg)`` is well inside float64 and two matrix-vector products make an iteration; only
-    where it is not, POT iterates in the log domain, which takes some 25 times as long.
+    ``exp(-D/reg)`` is well inside the range of its dtype and two matrix-vector products make an
+    iteration; only where it is not even in float64, POT iterates in the log domain, which takes
+    some 25 times as long.
     """
     n = cost.shape[0]
-    shifted = cost.to("cpu", torch.float64)
+    shifted = cost.cpu()
     shifted = shifted - shifted.min()  # a constant in D only rescales u
-    if float(shifted.max()) / reg > _KERNEL_RANGE:
+    exponent = float(shifted.max()) / reg
+    if exponent > _KERNEL_RANGE.get(cost.dtype, 0.0):
+        shifted = shifted.double()
+    if exponent > _KERNEL_RANGE[torch.float64]:
         import ot  # over a second to import, and seldom needed
 
         weights = np.full(n, 1.0 / n)
@@ -63,12 +67,12 @@ def sinkhorn_plan(cost: Tensor, reg: float = 0.05, iterations: int = 25) -> Tens
             warn=False,
         )
         return torch.from_numpy(plan)
-    kernel = torch.exp(shifted / -reg)
-    u = torch.ones(n, dtype=torch.float64)
+    kernel = shifted.div_(-reg).exp_()
+    u = torch.ones(n, dtype=kernel.dtype)
     for _ in range(iterations):
         v = (1.0 / n) / (kernel.T @ u)
         u = (1.0 / n) / (kernel @ v)
-    return u[:, None] * kernel * v
+    return kernel.mul_(u[:, None]).mul_(v)
 
 
 def assign(
@@ -100,9 +104,10 @@ def assign(
     if n < 2 or bool((cost.diagonal() <= cost.amin(1) + tie).all()):
         return torch.arange(n)
     if solver == "exact":
-        objective = cost.to("cpu", torch.float64)
+        objective = cost.to("cpu", torch.float64, copy=True)
     else:
-        objective = sinkhorn_plan(cost, reg, iterations).mul_(-n)
-        tie = rounding(objective)
-    _, columns = linear_sum_assignment(objective.numpy() - tie * np.eye(n))
+        objective = sinkhorn_plan(cost, reg, iterations).to(torch.float64).mul_(-n)
+        tie = 8 * torch.finfo(cost.dtype).eps  # the masses to be matched are about one
+    objective.diagonal().sub_(tie)
+    _, columns = linear_sum_assignment(objective.numpy())
     return torch.from_numpy(np.asarray(columns, dtype=np.int64))

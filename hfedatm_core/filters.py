@@ -49,29 +49,24 @@ class Filters:
         lengths = self._unit[:, None] + other._unit
         return lengths.sub_(self._cosines(other), alpha=2.0).clamp_(min=0.0)
 
-    def identity_is_optimal(self, other: Filters) -> bool:
-        r"""Tell cheaply that every column of ``self.cost(other)`` has its minimum on the diagonal.
+    def certain_identity(self, other: Filters) -> float | None:
+        r"""Trace of ``self.cost(other)`` if it is easy to see that no assignment costs less.
 
         With :math:`\theta_j` the angle between :math:`a_j` and :math:`b_j`, the triangle inequality
-        gives :math:`\angle(a_i, b_j) \ge \angle(a_i, a_j) - \theta_j`, so it suffices that
-        :math:`2 \theta_j` is at most the angle from :math:`a_j` to its nearest neighbour. That
-        needs no matrix product for a second ``other``. False says nothing.
+        gives :math:`\angle(a_i, b_j) \ge \angle(a_i, a_j) - \theta_j`. So if :math:`2 \theta_j` is
+        at most the angle from :math:`a_j` to its nearest neighbour, every column of the cost has
+        its minimum on the diagonal. The neighbours are found once; a second ``other`` then needs no
+        matrix product. ``None`` says nothing about the identity.
         """
         if not (self._unit.all() and other._unit.all()):
-            return False
-        twice = 2 * torch.arccos(self.diagonal_cosines(other).clamp(-1.0, 1.0)) + _ANGLE_SLACK
-        if float(twice.max()) > math.pi / 2:  # as far apart as unrelated filters: do not try
-            return False
-        return bool((twice <= self.nearest).all())
-
-    def diagonal_cost(self, other: Filters) -> float:
-        """Sum of the diagonal of ``self.cost(other)``."""
-        costs = self._unit + other._unit - 2 * self.diagonal_cosines(other)
-        return float(costs.clamp_(min=0.0).sum(dtype=torch.float64))
-
-    def diagonal_cosines(self, other: Filters) -> Tensor:
-        """Cosine between equally placed filters; 0 for a dead filter."""
-        return (self.rows * other.rows).sum(1) * self._inverse * other._inverse
+            return None
+        cosines = (self.rows * other.rows).sum(1) * self._inverse * other._inverse
+        cosines = cosines.clamp_(-1.0, 1.0)
+        twice = 2 * torch.arccos(cosines) + _ANGLE_SLACK
+        # As far apart as unrelated filters: do not even look for the neighbours.
+        if float(twice.max()) > math.pi / 2 or not (twice <= self.nearest).all():
+            return None
+        return float((2 - 2 * cosines).sum(dtype=torch.float64))
 
     def _cosines(self, other: Filters) -> Tensor:
         # Scaling the product instead of the filters saves two copies of the weights.

@@ -15,6 +15,7 @@ from hfedatm_core.channels import ChannelGraph, ChannelGroup, Member
 from hfedatm_core.filters import Filters
 
 Scope = Literal["conv", "all"]
+_Producer = tuple[str, Member]  # a group's name and one of its filter tensors
 
 # A group behind a residual addition is also written by tensors whose own inputs are matched only
 # after it. They would be noise in the first sweep; the second one sees all tensors.
@@ -70,44 +71,30 @@ class Matcher:
     def match(self, station: Mapping[str, Tensor]) -> dict[str, Match]:
         """Match the groups in the order of the forward pass, each on the inputs matched so far."""
         matches: dict[str, Match] = {}
-        view = _StationView(station, self._graph)
+        comparison = _Comparison(self._filters, station, self._graph)
         in_scope = {group.name for group in self._groups}
-        basis: dict[str, list[tuple[Member, tuple[int, ...]]]] = {}
-        costs: dict[tuple[Member, tuple[int, ...]], Tensor] = {}
+        basis: dict[str, list[tuple[int, ...]]] = {}
         for sweep in range(_SWEEPS):
             for group in self._groups:
                 members = [
                     member
                     for member in group.producers
-                    if sweep > 0 or in_scope.intersection(view.inputs(member)) <= matches.keys()
+                    if sweep or in_scope.intersection(comparison.inputs(member)) <= matches.keys()
                 ]
-                versions = [(member, view.version(member)) for member in members]
+                versions = [comparison.version(member) for member in members]
                 if basis.get(group.name) == versions:
-                    continue
+                    continue  # nothing that this group was matched on has changed
                 basis[group.name] = versions
-                before = matches.get(group.name)
-                pairs = [
-                    (self._filters[group.name, member], view.filters(group, member))
-                    for member in members
-                ]
-                match = self._certain(group, pairs)
-                if match is None:
-                    for key, (ours, theirs) in zip(versions, pairs, strict=True):
-                        if key not in costs:
-                            costs[key] = ours.cost(theirs)
-                    match = self._choose([costs[key] for key in versions], before)
+                certain = [comparison.certain_identity(group, member) for member in members]
+                if None in certain:
+                    costs = [comparison.cost(group, member) for member in members]
+                    match = self._choose(costs, matches.get(group.name))
+                else:
+                    cost = sum(filter(None, certain))
+                    match = Match(torch.arange(group.size), cost, cost)
                 matches[group.name] = match
-                view.move(group.name, match.permutation)
+                comparison.move(group.name, match.permutation)
         return matches
-
-    def _certain(
-        self, group: ChannelGroup, pairs: Sequence[tuple[Filters, Filters]]
-    ) -> Match | None:
-        """Return the identity where it is optimal for every tensor without computing the costs."""
-        if not all(ours.identity_is_optimal(theirs) for ours, theirs in pairs):
-            return None
-        cost = sum(ours.diagonal_cost(theirs) for ours, theirs in pairs)
-        return Match(torch.arange(group.size), cost, cost)
 
     def _choose(self, costs: Sequence[Tensor], before: Match | None) -> Match:
         """Solve the assignment; keep the identity unless the guard's margin is reached."""
@@ -128,20 +115,27 @@ class Matcher:
         return Match(best, price(best), identity_cost)
 
 
-class _StationView:
-    """A station's filters with their inputs in the order that was found so far."""
+class _Comparison:
+    """A station's filters against the reference's, their inputs in the order found so far."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], graph: ChannelGraph) -> None:
-        self._tensors, self._graph = tensors, graph
+    def __init__(
+        self,
+        reference: Mapping[_Producer, Filters],
+        station: Mapping[str, Tensor],
+        graph: ChannelGraph,
+    ) -> None:
+        self._reference, self._station, self._graph = reference, station, graph
         self._moving: dict[str, Tensor] = {}
         self._changes: Counter[str] = Counter()
+        self._certain: dict[tuple[_Producer, tuple[int, ...]], float | None] = {}
+        self._costs: dict[tuple[_Producer, tuple[int, ...]], Tensor] = {}
 
     def inputs(self, member: Member) -> tuple[str, ...]:
         """Return the groups that a producer reads."""
         return self._graph.groups_at(member.tensor, 1)
 
     def version(self, member: Member) -> tuple[int, ...]:
-        """Return what changes whenever a producer's filters change."""
+        """Return what changes whenever the order of a producer's inputs changes."""
         return tuple(self._changes[name] for name in self.inputs(member))
 
     def move(self, group: str, permutation: Tensor) -> None:
@@ -151,9 +145,27 @@ class _StationView:
             self._moving[group] = permutation
             self._changes[group] += 1
 
-    def filters(self, group: ChannelGroup, member: Member) -> Filters:
-        """Return a producer's filters in the station's own order, their inputs reordered."""
-        weight = self._tensors[member.tensor]
+    def certain_identity(self, group: ChannelGroup, member: Member) -> float | None:
+        """See :meth:`Filters.certain_identity`."""
+        producer = (group.name, member)
+        key = (producer, self.version(member))
+        if key not in self._certain:
+            ours, theirs = self._reference[producer], self._filters(group, member)
+            certain = self._certain[key] = ours.certain_identity(theirs)
+            if certain is None:
+                self._costs[key] = ours.cost(theirs)
+        return self._certain[key]
+
+    def cost(self, group: ChannelGroup, member: Member) -> Tensor:
+        """See :meth:`Filters.cost`."""
+        producer = (group.name, member)
+        key = (producer, self.version(member))
+        if key not in self._costs:
+            self._costs[key] = self._reference[producer].cost(self._filters(group, member))
+        return self._costs[key]
+
+    def _filters(self, group: ChannelGroup, member: Member) -> Filters:
+        weight = self._station[member.tensor]
         if weight.dim() > 1:
             index = self._graph.index(member.tensor, 1, weight.shape[1], self._moving)
             if index is not None:

@@ -177,8 +177,8 @@ def image(batch: int = 2, side: int = 12, channels: int = 3) -> Tensor:
 
 
 SMALL: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
-    "lenet5": (LeNet5, image),
-    "lenet5-bn": (lambda: LeNet5(batch_norm=True), image),
+    "lenet5": (LeNet5, lambda: image(side=16)),
+    "lenet5-bn": (lambda: LeNet5(batch_norm=True), lambda: image(side=16)),
     "kernel": (KernelNet, image),
     "residual": (ResidualCNN, image),
     "concat": (ConcatNet, image),
@@ -188,9 +188,9 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "conv-transformer": (ConvTransformer, lambda: image(side=16)),
 }
 LARGE: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
-    "vgg11": (lambda: small_vgg(False), lambda: image(side=64)),
-    "vgg11-bn": (lambda: small_vgg(True), lambda: image(side=64)),
-    "resnet18": (lambda: resnet18(num_classes=7), lambda: image(side=64)),
+    "vgg11": (lambda: small_vgg(False), lambda: image(1, 64)),
+    "vgg11-bn": (lambda: small_vgg(True), lambda: image(1, 64)),
+    "resnet18": (lambda: resnet18(num_classes=7), lambda: image(1, 32)),
 }
 
 
