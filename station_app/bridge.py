@@ -107,7 +107,7 @@ def hand_over(
     trouble = "it ended before the job was done"
     while not job.done:
         if time.monotonic() > deadline:
-            raise StationError(f"the station run did not finish the job within {timeout:.0f} s")
+            raise StationError(f"the station run did not finish the job within {timeout:.3g} s")
         if not station_run.spool.served:
             if starts == max_starts:
                 raise StationError(f"tried {starts} station runs for this job: {trouble}")

@@ -13,6 +13,8 @@ from typing import Any
 
 import tomli_w
 
+from hfedatm.errors import UserError
+
 # An app names one ServerApp and one ClientApp, so each of the two links of the hierarchy, server to
 # stations and station to clients, has an app of its own.
 COMPONENTS = {
@@ -36,7 +38,7 @@ def environment(home: Path | None = None) -> dict[str, str]:
     return os.environ | settings | ({"FLWR_HOME": str(home)} if home else {})
 
 
-class FlowerError(RuntimeError):
+class FlowerError(UserError):
     """A Flower command failed."""
 
 
@@ -63,6 +65,11 @@ def run_status(run_id: int, link: str, home: Path | None = None) -> tuple[str, s
     """Return a run's status, such as ``finished:completed``, and what Flower says about it."""
     run = _flwr(["list", link, "--run-id", str(run_id)], home)["runs"][0]
     return run["status"], run["status-details"]
+
+
+def stream_log(run_id: int, link: str, home: Path | None = None) -> None:
+    """Show the log of a run's ServerApp until the run ends."""
+    subprocess.run(["flwr", "log", str(run_id), link, "--stream"], env=environment(home))
 
 
 def register_node(public_key: Path, link: str, home: Path | None = None) -> None:

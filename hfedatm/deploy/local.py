@@ -16,11 +16,12 @@ from pathlib import Path
 from hfedatm.deploy import certificates, flower, topology
 from hfedatm.deploy.processes import Processes
 from hfedatm.deploy.topology import Machine, Process
+from hfedatm.errors import UserError
 
 HOST = "127.0.0.1"
 
 
-class DeploymentError(RuntimeError):
+class DeploymentError(UserError):
     """The deployment cannot be brought up."""
 
 

@@ -1,0 +1,61 @@
+"""``hfedatm up``, ``down`` and ``submit``: the three tiers as real Flower processes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Folder = Annotated[Path, typer.Option(help="Where the deployment keeps its state.")]
+STATE = Path(".hfedatm")
+
+
+def up(
+    stations: Annotated[int, typer.Option(min=1, help="How many stations.")] = 2,
+    clients: Annotated[int, typer.Option(min=1, help="How many clients each station has.")] = 2,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no node keys.")] = False,
+    first_port: Annotated[int, typer.Option(help="First of the ports to use.")] = 9500,
+    folder: Folder = STATE,
+) -> None:
+    """Start server, stations and clients as processes on this machine."""
+    from hfedatm.deploy import local
+
+    folder = folder.resolve()
+    layout = local.plan(folder, stations, clients, insecure=insecure, first_port=first_port)
+    local.up(folder, layout)
+    typer.echo(f"up: 1 server, {stations} stations, {stations * clients} clients; logs in {folder}")
+
+
+def down(folder: Folder = STATE) -> None:
+    """End exactly the processes that `hfedatm up` started."""
+    from hfedatm.deploy.processes import Processes
+
+    for name in Processes(folder.resolve()).down():
+        typer.echo(f"ended {name}")
+
+
+def submit(
+    assignments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE...", help="Settings, e.g. rounds=3 lr=0.1"),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", help="YAML file of settings.", exists=True, dir_okay=False),
+    ] = None,
+    folder: Folder = STATE,
+) -> None:
+    """Start a run on a deployment, show its log to the end, and exit 0 only if it completed."""
+    from hfedatm.cli.run import read_settings
+    from hfedatm.deploy import flower
+
+    given = read_settings(config, assignments or [])
+    home = folder.resolve() / "operator"
+    app = flower.write_app(home / "app", "server", given)
+    run_id = flower.start_run(app, "server", home)
+    flower.stream_log(run_id, "server", home)
+    status, details = flower.run_status(run_id, "server", home)
+    if status != "finished:completed":
+        sys.exit(f"hfedatm: run {run_id} ended as {status}: {details}")
