@@ -62,7 +62,7 @@ class LocalWork:
             loss = train_locally(self.model, self.method, shuffled, self.settings, lr)
         if kept := self.method.remember():
             self.memory.save(self._moment, kept)
-        return {"loss": loss}
+        return {"loss": loss, **self.method.metrics()}
 
     def _train_with(self, train_fn: Callable[..., Any]) -> dict[str, float]:
         shuffled = self._batches(derive(self._seed, "order"))
@@ -96,10 +96,17 @@ class LocalWork:
         return grams
 
     def evaluate(self) -> dict[str, float]:
-        """Return loss and accuracy counts on the validation examples."""
-        held_out = Batches(self.data.validation, self.data.spec, 256, self.device)
+        """Return loss and accuracy counts on the validation examples, in all and by domain."""
+        metrics = {"loss": 0.0, "correct": 0.0, "num-examples": 0.0}
         with self._reproducible():
-            return evaluate(self.model, held_out)
+            for domain in self.data.validation:
+                found = evaluate(self.model, Batches(domain, self.data.spec, 256, self.device))
+                metrics["loss"] += found["loss"] * len(domain)
+                for count in ("correct", "num-examples"):
+                    metrics[count] += found[count]
+                    metrics[f"{count}/{domain.name}"] = found[count]
+        metrics["loss"] /= max(1.0, metrics["num-examples"])
+        return metrics
 
     def _batches(self, seed: int | None = None) -> Batches:
         return Batches(self.data.train, self.data.spec, self.settings.batch_size, self.device, seed)

@@ -14,12 +14,15 @@ from torch import nn
 import client_app.methods
 import hfedatm_core.data
 import hfedatm_core.models
+import server_app.rules
 from client_app.methods.base import Method
 from hfedatm.errors import UserError
 from hfedatm.plugins import check_call, construct, find_class, find_function
 from hfedatm.seeding import derive
 from hfedatm.settings import Settings, parse_params
 from hfedatm_core.data import DataSpec, DomainData
+from hfedatm_core.discovery import check_options
+from server_app.rules.base import Rule
 
 
 def load_data(settings: Settings, data_dir: str | None = None) -> DomainData:
@@ -31,8 +34,10 @@ def load_data(settings: Settings, data_dir: str | None = None) -> DomainData:
 def _load(dataset: str, params: str, data_dir: str) -> DomainData:
     load = find_function("dataset", dataset, hfedatm_core.data, "load", "hfedatm.datasets")
     check_call("dataset", load, "load(data_dir, **params) -> DomainData", "data_dir")
+    options = parse_params(params)
     try:
-        data: Any = load(data_dir or None, **parse_params(params))
+        check_options(load, options, f"data set {dataset!r}", reserved=("data_dir",))
+        data: Any = load(data_dir or None, **options)
     except (ValueError, TypeError, OSError) as error:
         raise UserError(f"dataset: {error}") from error
     if not isinstance(data, DomainData):
@@ -48,23 +53,39 @@ def target_domain(settings: Settings, data: DomainData) -> str:
         raise UserError(f"target-domain: {error}") from None
 
 
+def build_rule(settings: Settings) -> Rule:
+    """Make the server rule."""
+    cls = find_class("server-rule", settings.server_rule, server_app.rules, Rule, "hfedatm.rules")
+    rule: Rule = construct("rule-params", cls, parse_params(settings.rule_params))
+    rule.check(settings)
+    return rule
+
+
 def build_method(settings: Settings) -> Method:
-    """Make the client method."""
+    """Make the client method, with what the server rule adds to it."""
     cls = find_class(
         "client-method", settings.client_method, client_app.methods, Method, "hfedatm.methods"
     )
     method: Method = construct("client-params", cls, parse_params(settings.client_params))
-    return method
+    return build_rule(settings).on_client(method)
 
 
-def build_model(settings: Settings, spec: DataSpec, method: Method) -> nn.Module:
-    """Make the network the method trains, with the same initial weights on every tier."""
+def build_model(
+    settings: Settings, spec: DataSpec, method: Method, station: int | None = None
+) -> nn.Module:
+    """Make the network the method trains, with the same initial weights on every tier.
+
+    With a ``station`` they are that station's own.
+    """
     build = find_function("model", settings.model, hfedatm_core.models, "build", "hfedatm.models")
     check_call("model", build, "build(spec, **params) -> torch.nn.Module", "spec")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(settings.seed, "model"))
+        own = () if station is None else ("station", station)
+        torch.manual_seed(derive(settings.seed, "model", *own))
+        options = parse_params(settings.model_params)
         try:
-            model: Any = build(spec, **parse_params(settings.model_params))
+            check_options(build, options, f"model {settings.model!r}", reserved=("spec",))
+            model: Any = build(spec, **options)
         except (ValueError, TypeError, OSError) as error:
             raise UserError(f"model: {error}") from error
         if not isinstance(model, nn.Module):

@@ -212,7 +212,9 @@ def open_grams(content: RecordDict, layers: Mapping[str, int]) -> dict[str, Gram
 
 
 def open_metrics(
-    content: RecordDict, counts: Iterable[str] = ("num-examples",)
+    content: RecordDict,
+    counts: Iterable[str] = ("num-examples",),
+    needed: Iterable[str] = (),
 ) -> dict[str, float]:
     """Return the metrics of a reply; ``counts`` must be there and be plausible whole numbers."""
     if "metrics" not in content.metric_records:
@@ -226,6 +228,9 @@ def open_metrics(
         count = metrics.get(name)
         if count is None or count != int(count) or not 0 < count < 1e12:
             raise BadReply(f"metrics: {name} = {count!r} is not a plausible count")
+    missing = [name for name in needed if name not in metrics]
+    if missing:
+        raise BadReply(f"metrics: {', '.join(missing)} missing")
     return metrics
 
 

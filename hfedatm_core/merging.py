@@ -29,6 +29,7 @@ class Update:
     num_examples: int = 1
     num_clients: int = 1
     name: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,13 @@ class Merged:
     """The merged state, the report, and every station's permutation per channel group.
 
     Channel ``i`` of the merged model is channel ``permutations[station][group][i]`` of the station.
+    ``average`` is the weighted mean of the aligned stations, before RegMean.
     """
 
     state: dict[str, Tensor]
     report: MergeReport
     permutations: dict[str, dict[str, Tensor]]
+    average: dict[str, Tensor] = field(default_factory=dict)
 
 
 def merge(
@@ -153,11 +156,12 @@ def merge(
     if not stations:
         raise ValueError("cannot merge: the list of updates is empty")
     merged = mean.result()
+    average = dict(merged)
     if layers is None:
         report = dict.fromkeys(weight_layers(merged), LayerReport("averaged", "RegMean is off"))
     else:
         report = layers.finish(merged, ridge)
-    return Merged(merged, MergeReport(target_name, stations, report), permutations)
+    return Merged(merged, MergeReport(target_name, stations, report), permutations, average)
 
 
 def _align(aligner: Aligner | None, update: Update, who: str) -> Alignment:

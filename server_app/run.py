@@ -13,19 +13,25 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 from torch import nn
 
-import server_app.rules
 from client_app.data import Batches
 from client_app.training import evaluate
 from client_app.work import load_train_fn
-from hfedatm.assembly import build_method, build_model, load_data, pick_device, target_domain
-from hfedatm.plugins import construct, find_class
+from hfedatm.assembly import (
+    build_method,
+    build_model,
+    build_rule,
+    load_data,
+    pick_device,
+    target_domain,
+)
 from hfedatm.records import record_to_state, state_to_record
 from hfedatm.results import RunFolder
-from hfedatm.settings import Settings, parse_params, resolve
+from hfedatm.settings import Settings, resolve
+from hfedatm.tracking import check_trackers, open_trackers
 from hfedatm_core import ChannelGraph, collect_grams
 from hfedatm_core.data import DataSpec
+from server_app import diagnostics
 from server_app.narration import header, outcome, round_line
-from server_app.rules.base import Rule
 from server_app.strategy import HFedATMStrategy
 
 log = logging.getLogger("hfedatm")
@@ -46,16 +52,9 @@ def check(settings: Settings) -> None:
     data = load_data(settings)
     target_domain(settings, data)
     build_model(settings, data.spec, build_method(settings))
-    build_rule(settings)
+    check_trackers(settings)
     if settings.train_fn:
         load_train_fn(settings)
-
-
-def build_rule(settings: Settings) -> Rule:
-    """Make the server rule."""
-    cls = find_class("server-rule", settings.server_rule, server_app.rules, Rule, "hfedatm.rules")
-    rule: Rule = construct("rule-params", cls, parse_params(settings.rule_params))
-    return rule
 
 
 def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
@@ -78,9 +77,14 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
         template=_shared_template(model, method, data.spec),
         done=done,
     )
-    strategy.shared = remembered
+    strategy.restore(remembered)
+    if settings.station_start == "own":
+        strategy.start_of = lambda station: state_to_record(
+            build_model(settings, data.spec, method, station).state_dict()
+        )
     log.info(header(settings, target, data, folder.path, done))
     unseen = Batches(data.domains[target], data.spec, 256, device)
+    trackers = open_trackers(settings, folder.path, done)
     started = time.perf_counter()
 
     def after_round(number: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -98,9 +102,13 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
                 "accuracy": result["correct"] / result["num-examples"],
                 "loss": result["loss"],
             }
+            if strategy.look:
+                shown = diagnostics.mistakes(model, unseen, data.spec)
+                diagnostics.save(folder.path, record["round"], strategy.look.arrays | shown)
         record["seconds"] = time.perf_counter() - started
         started = time.perf_counter()
-        folder.save_round(record, state, strategy.shared)
+        folder.save_round(record, state, strategy.remember())
+        trackers.log(record)
         log.info(round_line(record, settings))
         for failure in record["failures"]:
             log.warning("  left out: %s: %s", failure["node"], failure["reason"])
@@ -116,6 +124,7 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
     )
     summary = summarise(folder)
     folder.finish(summary)
+    trackers.finish(summary)
     log.info(outcome(summary, folder.rounds(), folder.path))
     return summary
 

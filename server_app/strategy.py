@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -29,7 +29,9 @@ from hfedatm.records import (
 )
 from hfedatm.settings import Settings
 from hfedatm_core import ChannelGraph, MeanAccumulator, Update
+from server_app.diagnostics import RoundDiagnostics
 from server_app.rules.base import Rule, Situation
+from server_app.scores import source_scores
 
 
 class HFedATMStrategy(Strategy):
@@ -69,9 +71,29 @@ class HFedATMStrategy(Strategy):
         self.done = done
         self.shared: State = {}
         self.record: dict[str, Any] = {}
+        self.look: RoundDiagnostics | None = None
+        self.start_of: Callable[[int], ArrayRecord] | None = None
+        """Model a station starts round 1 from; None: all start from the global model."""
+        self._broadcast: State = {}
 
     def summary(self) -> None:
         """Log nothing: the run prints its own header."""
+
+    def remember(self) -> State:
+        """Return everything but the model that a resumed run needs."""
+        parts = {"shared": self.shared, "rule": self.rule.remember(), "start": self._broadcast}
+        return {f"{part}/{n}": t for part, state in parts.items() for n, t in state.items()}
+
+    def restore(self, memory: State) -> None:
+        """Take up what `remember` returned."""
+
+        def part(prefix: str) -> State:
+            return {
+                n.removeprefix(prefix): t for n, t in memory.items() if n.startswith(prefix)
+            }
+
+        self.shared, self._broadcast = part("shared/"), part("start/")
+        self.rule.restore(part("rule/"))
 
     # --- training
 
@@ -81,12 +103,18 @@ class HFedATMStrategy(Strategy):
         """Send the global model to every station, after what the method shares beforehand."""
         self._round = server_round + self.done
         self._started = time.perf_counter()
+        wanted = self.rule.wants_grams(self._round, self.settings.rounds)
+        self._layers = self.layers if wanted else {}
+        if self._broadcast:  # the rule publishes one model and sends out another
+            arrays = state_to_record(self._broadcast)
         self._reference = record_to_state(arrays)
         self.record = {
             "round": self._round,
             "failures": [],
             "bytes_up": {"clients": 0, "stations": 0},
         }
+        shown = self.settings.diagnostics and self._round in (1, self.settings.rounds)
+        self.look = RoundDiagnostics(self.graph, self.settings.stations) if shown else None
         if self.method.sharing == "global":
             self._share(arrays, grid)
         return self._messages("train", MessageType.TRAIN, arrays, grid)
@@ -96,9 +124,13 @@ class HFedATMStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Merge the stations' updates as they come in; too few of them leave the model as it is."""
         stations: list[dict[str, Any]] = []
+        started, self._waited = time.perf_counter(), 0.0
         updates: Iterable[Update] = self._updates(replies, stations)
+        if self.look:
+            updates = self.look.watch(updates)
         if self.settings.reference == "medoid":
             updates = list(updates)  # choosing the medoid needs all of them twice
+        rule_before = self.rule.remember()
         try:
             merged = self.rule.merge(
                 updates, Situation(self.settings, self.graph, self._reference, self._round)
@@ -114,6 +146,7 @@ class HFedATMStrategy(Strategy):
             "clients": {"answered": clients},
             "per_station": stations,
             "train_seconds": time.perf_counter() - self._started,
+            "merge_seconds": time.perf_counter() - started - self._waited,
         }
         if examples:
             self.record["loss"] = sum(s["loss"] * s["num-examples"] for s in stations) / examples
@@ -122,16 +155,22 @@ class HFedATMStrategy(Strategy):
             self.record["kept"] = (
                 f"{len(stations)} of {self._asked} stations usable, {needed} needed"
             )
+            self.rule.restore(rule_before)
             return None, None
         self.record["merge"] = merged.report.to_dict()
         groups = [g for groups in merged.report.stations.values() for g in groups.values()]
         self.record["moved"] = sum(group.moved for group in groups)
+        if self.look:
+            self.look.finish(merged)
+        broadcast = self.rule.broadcast(merged)
+        self._broadcast = {} if broadcast is merged.state else broadcast
         return state_to_record(merged.state), None
 
     def _updates(
         self, replies: Iterable[Message], stations: list[dict[str, Any]]
     ) -> Iterator[Update]:
         """Yield one checked update at a time; who fails a check is recorded and left out."""
+        asked_at = time.perf_counter()
         for reply in replies:
             found: list[Update] = []
 
@@ -139,7 +178,7 @@ class HFedATMStrategy(Strategy):
                 content = open_reply(reply, self.settings.max_reply_mb)
                 metrics = open_metrics(content, ("num-examples", "num-clients"))
                 state = open_state(content, self._reference)
-                grams = open_grams(content, self.layers) if self.layers else {}
+                grams = open_grams(content, self._layers) if self._layers else {}
                 name = f"station {reply.metadata.src_node_id}"
                 found.append(
                     Update(
@@ -148,6 +187,7 @@ class HFedATMStrategy(Strategy):
                         num_examples=int(metrics["num-examples"]),
                         num_clients=int(metrics["num-clients"]),
                         name=name,
+                        metrics=metrics,
                     )
                 )
                 self._note_failures(content, name)
@@ -158,7 +198,9 @@ class HFedATMStrategy(Strategy):
 
             failures = take_each([reply], take, "station")
             self.record["failures"] += [failure.to_dict() for failure in failures]
+            self._waited += time.perf_counter() - asked_at
             yield from found
+            asked_at = time.perf_counter()
 
     def _share(self, arrays: ArrayRecord, grid: Grid) -> None:
         mean = MeanAccumulator()
@@ -194,24 +236,20 @@ class HFedATMStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Add up the stations' counts."""
-        total = {"correct": 0.0, "num-examples": 0.0, "loss-sum": 0.0}
+        evaluated: dict[str, dict[str, float]] = {}
 
         def take(reply: Message) -> None:
             content = open_reply(reply, self.settings.max_reply_mb)
-            for name, value in open_metrics(content).items():
-                if name in total:
-                    total[name] += value
-            self._note_failures(content, f"station {reply.metadata.src_node_id}")
+            name = f"station {reply.metadata.src_node_id}"
+            evaluated[name] = open_metrics(content)
+            self._note_failures(content, name)
 
         failures = take_each(replies, take, "station")
         self.record["failures"] += [failure.to_dict() for failure in failures]
-        if not total["num-examples"]:
+        if not evaluated:
             return None
-        self.record["source"] = {
-            "accuracy": total["correct"] / total["num-examples"],
-            "loss": total["loss-sum"] / total["num-examples"],
-        }
-        return MetricRecord(self.record["source"])
+        self.record["source"] = scores = source_scores(evaluated)
+        return MetricRecord({"accuracy": scores["accuracy"], "loss": scores["loss"]})
 
     # --- both
 
@@ -221,14 +259,18 @@ class HFedATMStrategy(Strategy):
         stations = sorted(grid.get_node_ids())
         self._asked = len(stations)
         shared = self.template if kind == "prepare" else (self.shared or self.template)
-        records: dict[str, Any] = {"model": arrays, "layers": layers_to_record(self.layers)}
+        records: dict[str, Any] = {"layers": layers_to_record(self._layers)}
         if shared:
             records["shared"] = state_to_record(shared)
+        if of_rule := self.rule.shared():
+            records["rule"] = state_to_record(of_rule)
+        own = self.start_of if self._round == 1 and kind != "evaluate" else None
         return [
             Message(
                 RecordDict(
                     {
                         **records,
+                        "model": own(station) if own else arrays,
                         "task": Task(kind, self.settings, self._round, station=station).to_record(),
                     }
                 ),

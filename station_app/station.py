@@ -12,7 +12,7 @@ from collections.abc import Callable
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from hfedatm.assembly import build_method
+from hfedatm.assembly import build_method, build_rule
 from hfedatm.records import (
     Task,
     failures_to_record,
@@ -39,8 +39,15 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
     if build_method(task.settings).sharing == "station":
         shared = _share_in_station(grid, content, task)
     layers = record_to_layers(content.config_records["layers"])
-    strategy = StationStrategy(task, layers, shared)
+    strategy = StationStrategy(task, layers, shared, build_rule(task.settings))
     arrays = content.array_records["model"]
+    memory = NodeMemory(task.settings.run_name, f"station-{task.station}-rule")
+    strategy.side.begin(
+        task,
+        record_to_state(arrays),
+        record_to_state(content.array_records.get("rule", ArrayRecord())),
+        memory.load(before=(task.round, 0)),
+    )
     for station_round in range(1, task.settings.station_rounds + 1):
         messages = strategy.configure_train(station_round, arrays, ConfigRecord(), grid)
         replies = grid.send_and_receive(messages, timeout=task.settings.client_timeout)
@@ -51,8 +58,11 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
             "num-clients": strategy.num_clients,
             "bytes-up": strategy.bytes_up,
             "gram-bytes-up": strategy.gram_bytes_up,
+            **strategy.side.metrics(),
         }
     )
+    if kept := strategy.side.remember():
+        memory.save((task.round, 0), kept)
     reply = RecordDict(
         {
             "model": arrays,

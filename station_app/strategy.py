@@ -32,6 +32,7 @@ from hfedatm.records import (
 )
 from hfedatm.seeding import derive
 from hfedatm_core import Gram, GramAccumulator, MeanAccumulator
+from server_app.rules.base import Rule, StationSide
 
 
 class TooFewClients(UserError):
@@ -49,12 +50,20 @@ class StationStrategy(Strategy):
         Linear layers that need a Gram, with their widths; empty when the rule needs none.
     shared
         Arrays that every client gets along with the model.
+    rule
+        The server's rule, which may have a part at the station.
     """
 
     def __init__(
-        self, task: Task, layers: Mapping[str, int] | None = None, shared: ArrayRecord | None = None
+        self,
+        task: Task,
+        layers: Mapping[str, int] | None = None,
+        shared: ArrayRecord | None = None,
+        rule: Rule | None = None,
     ) -> None:
         self.task = task
+        self.reports = ("loss", *(rule.reports if rule else ()))
+        self.side = rule.at_station() if rule else StationSide()
         self.settings = task.settings
         self.layers = dict(layers or {})
         self.shared = shared
@@ -75,26 +84,29 @@ class StationStrategy(Strategy):
         last = server_round == self.settings.station_rounds
         task = self.task.but(station_round=server_round, send_grams=last and bool(self.layers))
         self._reference = record_to_state(arrays)
-        return self._messages(grid, MessageType.TRAIN, task, arrays)
+        extra = self.side.shared(server_round)
+        return self._messages(grid, MessageType.TRAIN, task, arrays, extra=extra)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
-        """Average models by examples, and Grams by client or by examples."""
+        """Average models as the rule weighs them, and Grams by client or by examples."""
         models, grams = MeanAccumulator(), GramAccumulator()
-        self.num_examples, self.num_clients, loss_sum = 0, 0, 0.0
+        self.num_examples, self.num_clients = 0, 0
+        sums = dict.fromkeys(self.reports, 0.0)
+        shared = record_to_state(self.shared) if self.shared else {}
         need_grams = bool(self.layers) and server_round == self.settings.station_rounds
 
         def take(reply: Message) -> None:
-            nonlocal loss_sum
             content = open_reply(reply, self.settings.max_reply_mb)
-            metrics = open_metrics(content)
+            metrics = open_metrics(content, needed=self.reports)
             state = open_state(content, self._reference)
             # Everything is checked before anything is added.
             found = open_grams(content, self.layers) if need_grams else {}
             examples = int(metrics["num-examples"])
-            models.add(state, examples)
-            loss_sum += metrics["loss"] * examples
+            models.add(state, self.side.weight(metrics, shared))
+            for name in sums:
+                sums[name] += metrics[name] * examples
             if need_grams:
                 grams.add(found, examples if self.settings.gram_weights == "examples" else 1)
                 self.gram_bytes_up += content.array_records["grams"].count_bytes()
@@ -105,9 +117,10 @@ class StationStrategy(Strategy):
         self._fold(replies, take)
         if need_grams:
             self.grams = {name: g.shrink(self.settings.alpha) for name, g in grams.result().items()}
-        return state_to_record(models.result()), MetricRecord(
-            {"loss": loss_sum / self.num_examples}
-        )
+        model = models.result()
+        means = {name: total / self.num_examples for name, total in sums.items()}
+        self.side.after(server_round, model, means)
+        return state_to_record(model), MetricRecord(means)
 
     # --- what a method shares before a round
 
@@ -143,9 +156,10 @@ class StationStrategy(Strategy):
 
         def take(reply: Message) -> None:
             metrics = open_metrics(open_reply(reply, self.settings.max_reply_mb))
-            total["correct"] += metrics["correct"]
-            total["num-examples"] += metrics["num-examples"]
             total["loss-sum"] += metrics["loss"] * metrics["num-examples"]
+            for name, value in metrics.items():
+                if name.startswith(("correct", "num-examples")):  # of all, and of each domain
+                    total[name] = total.get(name, 0.0) + value
 
         self._fold(replies, take)
         return MetricRecord(total)
@@ -153,13 +167,21 @@ class StationStrategy(Strategy):
     # --- both
 
     def _messages(
-        self, grid: Grid, kind: str, task: Task, arrays: ArrayRecord, everyone: bool = False
+        self,
+        grid: Grid,
+        kind: str,
+        task: Task,
+        arrays: ArrayRecord,
+        everyone: bool = False,
+        extra: State | None = None,
     ) -> list[Message]:
         clients = sorted(grid.get_node_ids())
         if not everyone:
             clients = self._draw(clients, task.station_round)
         self._asked = len(clients)
-        records = {"model": arrays} | ({"shared": self.shared} if self.shared else {})
+        records = {"model": arrays}
+        if self.shared or extra:
+            records["shared"] = ArrayRecord({**(self.shared or {}), **state_to_record(extra or {})})
         return [
             Message(RecordDict({**records, "task": task.but(client=c).to_record()}), c, kind)
             for c in clients

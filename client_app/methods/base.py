@@ -57,6 +57,10 @@ class Method:
         """Return what this client needs in its next round; it never leaves the client."""
         return {}
 
+    def metrics(self) -> dict[str, float]:
+        """Return numbers to report with the update."""
+        return {}
+
 
 def snapshot(model: nn.Module) -> State:
     """Return a copy of the trainable parameters."""

@@ -1,0 +1,160 @@
+"""FedRC (Kou et al., 2024, for hierarchical federated segmentation): weigh by closeness of the data.
+
+Every node summarises its data by a Gaussian, the mean and variance of all its input values; a
+parent's is that of its children's data together. A child counts by how close its Gaussian is to
+its parent's, in the Bhattacharyya distance
+
+    D = (mu1 - mu2)^2 / (4 (s1^2 + s2^2)) + ln((s1^2 + s2^2) / (2 s1 s2)) / 2 .
+
+How the distance becomes a weight is not published; here it is ``softmax(-D)`` over the children of
+one parent, at both tiers. The input values are what the network gets: normalised pixels, or the
+numbers of the tokens that are not padding.
+
+The clients share their first two moments before each global round, a station averages them by
+examples, which gives exactly the moments of their data together. The server keeps all station
+models in memory until it knows every station's summary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from client_app.methods.base import Method, State
+from client_app.wrapper import Wrapper
+from hfedatm.errors import UserError
+from hfedatm.settings import Settings
+from hfedatm_core import MeanAccumulator, Merged, Update
+from hfedatm_core.data import Batch, Inputs
+from hfedatm_core.merging import MergeReport
+from server_app.rules.base import Rule, Situation, StationSide
+
+PREFIX = "fedrc."
+Moments = tuple[float, float]
+"""Mean of the values and mean of their squares."""
+
+
+def bhattacharyya(one: Moments, other: Moments) -> float:
+    """Return the distance of two Gaussians given by their first two moments."""
+    (mean1, square1), (mean2, square2) = one, other
+    # Constant inputs have no variance; the floor keeps the logarithm finite.
+    var1, var2 = max(square1 - mean1**2, 1e-12), max(square2 - mean2**2, 1e-12)
+    total = var1 + var2
+    return 0.25 * (mean1 - mean2) ** 2 / total + 0.5 * math.log(
+        total / (2 * math.sqrt(var1 * var2))
+    )
+
+
+class InputMoments:
+    """Running first two moments of input values."""
+
+    def __init__(self) -> None:
+        self._sums, self._count = [0.0, 0.0], 0
+
+    def add(self, inputs: Inputs) -> None:
+        """Add the values of one batch."""
+        values = inputs
+        if not isinstance(inputs, torch.Tensor):
+            values = inputs["input_ids"][inputs["attention_mask"].bool()]
+        values = values.double()
+        self._sums[0] += float(values.sum())
+        self._sums[1] += float(values.square().sum())
+        self._count += values.numel()
+
+    def result(self) -> Moments:
+        """Return the moments of all values added."""
+        return self._sums[0] / self._count, self._sums[1] / self._count
+
+
+class Summarised(Wrapper):
+    """A client method that also shares and reports the moments of its inputs."""
+
+    prefix: ClassVar[str] = PREFIX
+
+    def __post_init__(self) -> None:
+        """Share within the station."""
+        if self.inner.sharing == "global":
+            raise UserError(
+                "server-rule fedrc shares within the station what the client method shares with "
+                "all: choose another client-method, or client-params=level=station for fediir"
+            )
+        self.sharing = "station"  # type: ignore[misc]
+
+    def share(self, model: nn.Module, batches: Iterable[Batch]) -> State:
+        """Add the moments to what is shared."""
+        moments = InputMoments()
+        for inputs, _ in batches:
+            moments.add(inputs)
+        own = {"moments": torch.tensor(moments.result(), dtype=torch.float64)}
+        return {**self.inner.share(model, batches), **self.marked(own)}
+
+    def begin(self, model: nn.Module, shared: State, memory: State) -> None:
+        """Start counting."""
+        super().begin(model, shared, memory)
+        self._moments = InputMoments()
+
+    def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
+        """Count what is trained on; every epoch counts the same values again."""
+        self._moments.add(inputs)
+        return super().loss(model, inputs, targets)
+
+    def metrics(self) -> dict[str, float]:
+        """Report the moments."""
+        mean, square = self._moments.result()
+        return {**super().metrics(), "input-mean": mean, "input-square": square}
+
+
+class WeighingStation(StationSide):
+    """A station that weighs its clients by the closeness of their data to its own."""
+
+    def weight(self, metrics: Mapping[str, float], shared: State) -> float:
+        """Return ``exp(-D)``; the mean divides by the sum."""
+        mean, square = shared[PREFIX + "moments"].tolist()
+        own = metrics["input-mean"], metrics["input-square"]
+        return math.exp(-bhattacharyya(own, (mean, square)))
+
+
+@dataclass
+class FedRC(Rule):
+    """Closeness-weighted means at both tiers."""
+
+    reports: ClassVar[tuple[str, ...]] = ("input-mean", "input-square")
+
+    def check(self, settings: Settings) -> None:
+        """Refuse a training loop that does not report."""
+        if settings.train_fn:
+            raise UserError("server-rule fedrc needs the project's training loop: remove train-fn")
+
+    def on_client(self, method: Method) -> Method:
+        """Let clients summarise their data."""
+        return Summarised(method)
+
+    def at_station(self) -> StationSide:
+        """Weigh the clients."""
+        return WeighingStation()
+
+    def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
+        """Average the stations by the closeness of their data to all data."""
+        stations = list(updates)
+        moments = [(u.metrics["input-mean"], u.metrics["input-square"]) for u in stations]
+        counts = [u.num_examples for u in stations]
+        everything = _pooled(moments, counts)
+        mean = MeanAccumulator()
+        for update, own in zip(stations, moments, strict=True):
+            mean.add(update.state, math.exp(-bhattacharyya(own, everything)), update.name)
+        report = MergeReport("", {u.name: {} for u in stations}, {})
+        return Merged(mean.result(), report, {})
+
+
+def _pooled(moments: list[Moments], counts: list[int]) -> Moments:
+    total = sum(counts)
+    means, squares = zip(*moments, strict=True)
+    return (
+        sum(n * m for n, m in zip(counts, means, strict=True)) / total,
+        sum(n * s for n, s in zip(counts, squares, strict=True)) / total,
+    )

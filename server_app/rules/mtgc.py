@@ -1,0 +1,195 @@
+"""MTGC (Fang et al., 2024): gradient corrections at both tiers of the tree.
+
+A client's step follows ``g + z_i + y_e`` instead of its gradient ``g``:
+
+    z_i += (x_i - x_e) / (H lr)        after a station round; zero at the start of a global round
+    y_e += (x_e - x)   / (H N lr)      after a global round; kept
+
+with the client's model ``x_i``, the station's ``x_e`` and the global ``x``, ``H`` local steps and
+``N`` station rounds. The client makes its ``z_i`` from its own last model and the station model it
+receives next, the station its ``y_e`` likewise: no model-sized array is sent for them but ``y_e``
+from a station to its clients.
+
+Three things the formulas leave open:
+
+- *Weights.* Means here are weighted by the number of examples ``n``, so the corrections cancel in
+  the same weights: ``sum_i n_i z_i = 0`` in a station and ``sum_e n_e y_e = 0`` over the stations,
+  when all take part. With equal shares these are the plain sums.
+- *Steps.* Clients with different numbers of batches take different numbers of steps. They must
+  divide by a common one for the corrections to cancel: the weighted mean, which travels with the
+  model.
+- *Momentum.* ``H lr`` is how far ``H`` plain steps go along a constant unit gradient. With momentum
+  ``m`` that distance is ``lr sum_{t<=H} (1 - m^t) / (1 - m)``, and it takes the place of ``H lr``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from client_app.methods.base import Method, State, snapshot
+from client_app.training import learning_rate
+from client_app.wrapper import Wrapper
+from hfedatm.errors import UserError
+from hfedatm.records import Task
+from hfedatm.settings import Settings
+from hfedatm_core import Merged, Update, merge
+from server_app.rules.base import Rule, Situation, StationSide
+
+PREFIX = "mtgc."
+
+
+def distance(lr: float, momentum: float, steps: float) -> float:
+    """Return how far SGD moves in so many steps along a constant gradient of length one."""
+    m = momentum
+    return lr * (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+
+
+class Corrected(Wrapper):
+    """A client method whose gradients are corrected."""
+
+    prefix: ClassVar[str] = PREFIX
+
+    def begin(self, model: nn.Module, shared: State, memory: State) -> None:
+        """Bring ``z`` up to date with the station model that has just arrived."""
+        super().begin(model, shared, memory)
+        sent, kept = self.own(shared), self.own(memory)
+        self._model, self._steps, self._moment = model, 0, sent["moment"]
+        received = snapshot(model)
+        self._z = {name: torch.zeros_like(p) for name, p in received.items()}
+        global_round, station_round = self._moment.tolist()
+        last = tuple(kept["moment"].tolist()) if kept else (0, 0)
+        if last[0] == global_round:
+            self._z = {name: kept[f"z.{name}"].to(p.device) for name, p in received.items()}
+        if last == (global_round, station_round - 1):
+            for name, p in received.items():
+                self._z[name] += (kept[f"x.{name}"].to(p.device) - p) / sent["distance"].item()
+        self._sum = {
+            name: z + sent[f"y.{name}"].to(z.device) if f"y.{name}" in sent else z
+            for name, z in self._z.items()
+        }
+
+    def correct(self, model: nn.Module) -> None:
+        """Add ``z + y`` to the gradient."""
+        super().correct(model)
+        for name, p in model.named_parameters():
+            if p.grad is not None:
+                p.grad += self._sum[name]
+        self._steps += 1
+
+    def remember(self) -> State:
+        """Keep ``z`` and the trained model, from which the next ``z`` is made."""
+        own = {"moment": self._moment}
+        own |= {f"z.{name}": z for name, z in self._z.items()}
+        own |= {f"x.{name}": p for name, p in snapshot(self._model).items()}
+        return {**super().remember(), **self.marked(own)}
+
+    def metrics(self) -> dict[str, float]:
+        """Report the number of steps."""
+        return {**super().metrics(), "steps": self._steps}
+
+
+class CorrectingStation(StationSide):
+    """A station that keeps ``y`` and tells its clients."""
+
+    def begin(self, task: Task, received: State, broadcast: State, memory: State) -> None:
+        """Bring ``y`` up to date with the global model that has just arrived."""
+        self._task, self._distance, self._path = task, 0.0, 0.0
+        self._y = {n.removeprefix("y."): y for n, y in memory.items() if n.startswith("y.")}
+        took_part = memory and int(memory["round"]) == task.round - 1
+        if took_part and broadcast and int(broadcast["round"]) == task.round - 1:
+            for name, x in received.items():
+                if x.is_floating_point():
+                    step = (memory[f"x.{name}"] - x) / broadcast["path"].item()
+                    self._y[name] = self._y[name] + step if name in self._y else step
+
+    def shared(self, station_round: int) -> State:
+        """Send ``y``, and the distance by which ``z`` is divided."""
+        arrays = {
+            "moment": torch.tensor([self._task.round, station_round]),
+            "distance": torch.tensor(self._distance, dtype=torch.float64),
+            **{f"y.{name}": y for name, y in self._y.items()},
+        }
+        return {PREFIX + name: array for name, array in arrays.items()}
+
+    def after(self, station_round: int, model: State, metrics: Mapping[str, float]) -> None:
+        """Note how far the clients went on average."""
+        s = self._task.settings
+        lr = learning_rate(s, self._task.round, station_round)
+        self._distance = distance(lr, s.momentum, metrics["steps"])
+        self._path += self._distance
+        self._model = model
+
+    def metrics(self) -> dict[str, float]:
+        """Report the distance of the whole global round."""
+        return {"path": self._path}
+
+    def remember(self) -> State:
+        """Keep ``y`` and the station model, from which the next ``y`` is made."""
+        kept = {f"x.{n}": x for n, x in self._model.items() if x.is_floating_point()}
+        kept |= {f"y.{n}": y for n, y in self._y.items()}
+        return {**kept, "round": torch.tensor(self._task.round)}
+
+
+@dataclass
+class MTGC(Rule):
+    """The example-weighted mean of models that were trained with corrections."""
+
+    reports: ClassVar[tuple[str, ...]] = ("steps",)
+
+    def __post_init__(self) -> None:
+        """Start without a path: nothing has been merged yet."""
+        self._memory: dict[str, Tensor] = {}
+
+    def check(self, settings: Settings) -> None:
+        """Refuse what the corrections are not defined for."""
+        if settings.optimizer != "sgd":
+            raise UserError(
+                f"server-rule mtgc corrects the gradients of SGD steps; optimizer is "
+                f"{settings.optimizer!r}: set optimizer=sgd"
+            )
+        if settings.train_fn:
+            raise UserError("server-rule mtgc needs the project's training loop: remove train-fn")
+
+    def on_client(self, method: Method) -> Method:
+        """Correct the method's gradients."""
+        return Corrected(method)
+
+    def at_station(self) -> StationSide:
+        """Keep ``y`` at the station."""
+        return CorrectingStation()
+
+    def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
+        """Average, and note the mean path by which the stations divide."""
+        weights, paths = 0.0, 0.0
+
+        def counted() -> Iterator[Update]:
+            nonlocal weights, paths
+            for update in updates:
+                weights += update.num_examples
+                paths += update.num_examples * update.metrics["path"]
+                yield update
+                del update
+
+        merged = merge(counted(), fot=False, regmean=False)
+        self._memory = {
+            "path": torch.tensor(paths / weights, dtype=torch.float64),
+            "round": torch.tensor(situation.round),
+        }
+        return merged
+
+    def shared(self) -> State:
+        """Tell the stations the mean path."""
+        return self._memory
+
+    def remember(self) -> State:
+        """Keep the mean path."""
+        return self._memory
+
+    def restore(self, memory: State) -> None:
+        """Take up the mean path."""
+        self._memory = memory
