@@ -1,0 +1,92 @@
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from starlette.testclient import TestClient
+
+from hfedatm.deploy.gateway import build
+
+
+class Upstream(BaseHTTPRequestHandler):
+    """Answers with what it was asked, and keeps it for the test."""
+
+    seen: list = []
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.seen.append((self.path, dict(self.headers), body))
+        self.send_response(401 if b"unknown" in body else 200)
+        self.send_header("content-type", "application/x-protobuf")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def upstream():
+    Upstream.seen = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Upstream)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def node(upstream):
+    with TestClient(build(upstream, max_body=1000)) as client:
+        yield client
+
+
+def test_fleet_calls_pass_with_their_signature(node):
+    signed = {"flwr-public-key": "a2V5", "flwr-signature": "c2ln", "content-type": "application/x"}
+    answer = node.post("/v1/fleet/pull-messages", content=b"\x00\xff", headers=signed)
+    assert (answer.status_code, answer.content) == (200, b"\x00\xff")
+    assert answer.headers["content-type"] == "application/x-protobuf"
+    path, headers, _ = Upstream.seen[0]
+    assert path == "/v1/fleet/pull-messages"
+    assert signed.items() <= {key.lower(): value for key, value in headers.items()}.items()
+
+
+def test_the_links_refusal_passes(node):
+    assert node.post("/v1/fleet/activate-node", content=b"unknown").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/control/start-run",
+        "/v1/control/register-node",
+        "/v1/runtime/pull-task-input",
+        "/v1/fleet/../control/start-run",
+        "/v1/fleet/..%2fcontrol%2fstart-run",
+        "/v1/fleet/%2e%2e/control/start-run",
+        "/v1/fleet/pull-messages/../../control/start-run",
+        "//v1/control/start-run",
+        "/V1/FLEET/pull-messages",
+        "/v1/fleet/",
+        "/openapi.json",
+        "/docs",
+        "/",
+    ],
+)
+def test_everything_else_is_refused_before_it_reaches_the_link(node, path):
+    for method in ("GET", "POST"):
+        assert node.request(method, path, content=b"").status_code == 403
+    assert Upstream.seen == []
+
+
+def test_a_body_over_the_limit_is_refused(node):
+    assert node.post("/v1/fleet/push-object", content=b"x" * 1001).status_code == 413
+    assert node.post("/v1/fleet/push-object", content=b"x" * 1000).status_code == 200
+    assert len(Upstream.seen) == 1
+
+
+def test_a_link_that_is_away_is_a_reason_to_try_again():
+    with TestClient(build("http://127.0.0.1:9")) as client:
+        assert client.post("/v1/fleet/pull-messages", content=b"").status_code == 502
