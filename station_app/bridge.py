@@ -123,7 +123,6 @@ def _bring_up(station_run: StationRun, job: Job, timeout: float, poll: float) ->
     submitted = False
     trouble = ""
     while time.monotonic() < deadline:
-        look_again = time.monotonic() + 20 * poll  # a look at the SuperLink costs a process
         try:
             if not submitted:
                 station_run.start()
@@ -133,6 +132,8 @@ def _bring_up(station_run: StationRun, job: Job, timeout: float, poll: float) ->
         except flower.FlowerError as error:  # its SuperLink may be starting again
             trouble = str(error)
             log.warning("%s", trouble)
+        # Asking the SuperLink costs a process, which a starting run would miss.
+        look_again = time.monotonic() + (100 if submitted else 20) * poll
         while time.monotonic() < look_again:
             if station_run.spool.served or job.done:
                 return ""
