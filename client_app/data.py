@@ -24,7 +24,7 @@ class ClientData:
 
     spec: DataSpec
     train: Domain
-    validation: Domain
+    validation: list[Domain]
 
 
 class Batches:
@@ -68,26 +68,18 @@ class Batches:
         return -(-len(self.domain) // self._size)
 
 
-@lru_cache(maxsize=1024)
-def _shares(
-    dataset: str,
-    params: str,
-    data_dir: str,
-    target: str,
-    stations: int,
-    clients: int,
-    lam: float,
-    assignment: str,
-    seed: int,
-) -> list[dict[str, torch.Tensor]]:
-    settings = Settings(
-        dataset=dataset, dataset_params=params, data_dir=data_dir, target_domain=target
-    )
-    data = load_data(settings)
+@lru_cache(maxsize=4)
+def shares_of(settings: Settings, data_dir: str = "") -> list[dict[str, torch.Tensor]]:
+    """Return the shares of all clients in the order of their ids, station by station."""
+    data = load_data(settings, data_dir)
     held_out = target_domain(settings, data)
     sources = [name for name in data.domains if name != held_out]
-    shares = client_shares(data, sources, stations * clients, lam, derive(seed, "partition"))
-    order = station_order(shares, stations, assignment)
+    seed = derive(settings.seed, "partition")
+    try:
+        shares = client_shares(data, sources, settings.num_clients, settings.lam, seed)
+    except ValueError as error:
+        raise UserError(f"stations x clients-per-station: {error}") from None
+    order = station_order(shares, settings.stations, settings.station_assignment)
     return [shares[index] for station in order for index in station]
 
 
@@ -115,23 +107,11 @@ def client_data(settings: Settings, client: int, node_config: Mapping[str, Any])
                 f"{settings.num_clients} shares, "
                 f"numbered from 0; set partition-id in the node-config to one of them"
             )
-        share = _shares(
-            settings.dataset,
-            settings.dataset_params,
-            data_dir,
-            settings.target_domain,
-            settings.stations,
-            settings.clients_per_station,
-            settings.lam,
-            settings.station_assignment,
-            settings.seed,
-        )[client]
+        share = shares_of(settings, data_dir)[client]
         own = [data.domains[name].subset(index) for name, index in share.items() if len(index)]
-        if not own:
-            raise UserError(f"client {client} has no examples: use fewer clients or another lambda")
     parts = [split_validation(d.targets, settings.validation_fraction, settings.seed) for d in own]
     return ClientData(
         data.spec,
         concat([d.subset(train) for d, (train, _) in zip(own, parts, strict=True)]),
-        concat([d.subset(held) for d, (_, held) in zip(own, parts, strict=True)]),
+        [d.subset(held) for d, (_, held) in zip(own, parts, strict=True) if len(held)],
     )

@@ -6,6 +6,7 @@ import logging
 
 from flwr.serverapp import Grid
 
+from client_app.data import shares_of
 from hfedatm.errors import UserError
 from hfedatm.runtime.mapped import MappedGrid
 from hfedatm.runtime.roster import LiveGrid, Node, Roster
@@ -36,6 +37,7 @@ def _divide(grid: Grid, nodes: list[Node], settings: Settings) -> dict[int, Grid
         raise UserError(
             "some nodes are stations and some are clients: connect only stations to the server"
         )
+    shares_of(settings)  # refuse an impossible division before any client does
     if len(nodes) >= clients:
         log.info("simulation: %d clients on a node each", clients)
     else:

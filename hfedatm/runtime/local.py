@@ -8,6 +8,7 @@ from typing import Any
 from flwr.supercore.task_identity import TaskIdentity
 
 from client_app.app import app as client_app
+from client_app.data import shares_of
 from hfedatm.runtime.in_process import InProcessGrid
 from hfedatm.runtime.stations import LocalStationsGrid
 from hfedatm.settings import Settings
@@ -25,6 +26,7 @@ def run_locally(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def local_stations(settings: Settings) -> LocalStationsGrid:
     """Return stations of this process; one works at a time, so one reply is in memory."""
+    shares_of(settings)  # refuse an impossible division before any client does
     each = settings.clients_per_station
     grids = {
         station: InProcessGrid(client_app, range(station * each, (station + 1) * each))
