@@ -22,6 +22,12 @@ def _own_cache(pytestconfig):
         os.environ["HFEDATM_CACHE"] = before
 
 
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path_factory, monkeypatch):
+    """Keep what nodes remember out of the user's cache, and from one test to the next."""
+    monkeypatch.setenv("HFEDATM_STATE", str(tmp_path_factory.mktemp("state")))
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """Folder with the real data sets; the test is skipped if there is none."""
