@@ -104,7 +104,9 @@ def test_a_station_run_that_dies_is_started_again_and_the_job_done(station, tmp_
 
 def test_a_job_that_kills_every_run_is_given_up(station):
     run = station(lambda *_: os._exit(9))
-    with pytest.raises(StationError, match="tried 3 station runs.*before the job was done"):
+    # Which of the two is known depends on whether the lease was seen in the instant it was held.
+    reason = "(it ended before the job was done|exit code 9)"
+    with pytest.raises(StationError, match=f"tried 3 station runs for this job: {reason}"):
         bridge.hand_over(content(3), 1, "m", run, **QUICK)
     assert len(run.processes) == 3
 
