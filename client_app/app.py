@@ -54,6 +54,19 @@ def train(message: Message, context: Context) -> RecordDict:
     return reply
 
 
+@app.train("measure")
+@answering
+def measure(message: Message, context: Context) -> RecordDict:
+    """Measure the Grams of the received model."""
+    work = _work(message, context)
+    return RecordDict(
+        {
+            "grams": grams_to_record(work.grams(), work.settings.gram_dtype),
+            "metrics": MetricRecord({"num-examples": work.num_examples}),
+        }
+    )
+
+
 @app.train("prepare")
 @answering
 def prepare(message: Message, context: Context) -> RecordDict:

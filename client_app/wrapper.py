@@ -50,7 +50,10 @@ class Wrapper(Method):
 
     def blend(self, old: State, new: State) -> State:
         """Blend as the inner method does."""
-        return {**self.inner.blend(self.others(old), self.others(new)), **self.marked(self.own(new))}
+        return {
+            **self.inner.blend(self.others(old), self.others(new)),
+            **self.marked(self.own(new)),
+        }
 
     def begin(self, model: nn.Module, shared: State, memory: State) -> None:
         """Set up the inner method with its own arrays."""

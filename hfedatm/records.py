@@ -18,7 +18,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from hfedatm.settings import Settings
-from hfedatm_core.gram import Gram
+from hfedatm_core.gram import FactorGram, Gram
 from hfedatm_core.sharing import pack_grams, unpack_grams
 
 State = dict[str, torch.Tensor]
@@ -32,13 +32,14 @@ class BadReply(Exception):
 class Task:
     """What a node is asked to do."""
 
-    kind: Literal["prepare", "train", "evaluate"]
+    kind: Literal["prepare", "train", "measure", "evaluate"]
     settings: Settings
     round: int
     station: int = -1
     station_round: int = 0
     client: int = -1
     send_grams: bool = False
+    run: str = "run"
 
     def to_record(self) -> ConfigRecord:
         """Return the wire form."""
@@ -194,8 +195,11 @@ def _read(name: str, array: Array) -> torch.Tensor:
         raise BadReply(f"{name} cannot be read: {error}") from error
 
 
-def open_grams(content: RecordDict, layers: Mapping[str, int]) -> dict[str, Gram]:
-    """Return the Grams in a reply; ``layers`` maps each expected layer to its width."""
+def open_grams(content: RecordDict, layers: Mapping[str, int], max_dim: int) -> dict[str, Gram]:
+    """Return the Grams in a reply.
+
+    ``layers`` maps each expected layer to its width; those above ``max_dim`` come as factors.
+    """
     if "grams" not in content.array_records:
         raise BadReply("reply has no 'grams' arrays")
     try:
@@ -208,6 +212,8 @@ def open_grams(content: RecordDict, layers: Mapping[str, int]) -> dict[str, Gram
     for name, width in layers.items():
         if grams[name].dim != width:
             raise BadReply(f"grams: {name} is {grams[name].dim} wide, not {width}")
+        if isinstance(grams[name], FactorGram) != (width > max_dim):
+            raise BadReply(f"grams: {name} has the wrong form for gram-max-dim = {max_dim}")
     return grams
 
 
@@ -231,6 +237,17 @@ def open_metrics(
     missing = [name for name in needed if name not in metrics]
     if missing:
         raise BadReply(f"metrics: {', '.join(missing)} missing")
+    return metrics
+
+
+def open_scores(content: RecordDict, loss: str = "loss") -> dict[str, float]:
+    """Return the metrics of an evaluation, in all and by domain; there may be no examples."""
+    metrics = open_metrics(content, counts=(), needed=("correct", "num-examples", loss))
+    for name, count in metrics.items():
+        if name.startswith("num-examples"):
+            correct = metrics.get(name.replace("num-examples", "correct"), -1.0)
+            if not 0 <= correct <= count < 1e12:
+                raise BadReply(f"metrics: {correct:g} of {name} = {count:g} cannot be correct")
     return metrics
 
 

@@ -113,6 +113,9 @@ class Settings(BaseModel):
     regmean_bias: Literal["mean", "exact"] = "mean"
     regmean_conv: bool = False
     gram_weights: Literal["uniform", "examples"] = "uniform"
+    gram_model: Literal["client", "station"] = Field(
+        "client", description="measure Grams at each client's trained model or the station's mean"
+    )
     gram_batches: int = Field(0, ge=0, description="mini-batches a Gram is made of; 0 is all")
     gram_max_dim: int = Field(4096, ge=1, description="wider layers send a low-rank factor")
     gram_rank: int = Field(256, ge=1)

@@ -21,6 +21,7 @@ from hfedatm.records import (
     open_grams,
     open_metrics,
     open_reply,
+    open_scores,
     open_state,
     record_to_failures,
     record_to_state,
@@ -29,6 +30,7 @@ from hfedatm.records import (
 )
 from hfedatm.settings import Settings
 from hfedatm_core import ChannelGraph, MeanAccumulator, Update
+from hfedatm_core.arrays import is_finite
 from server_app.diagnostics import RoundDiagnostics
 from server_app.rules.base import Rule, Situation
 from server_app.scores import source_scores
@@ -53,6 +55,8 @@ class HFedATMStrategy(Strategy):
         Arrays the method shares, if any (zeros of the right shapes).
     done
         Rounds finished before this start; a resumed run counts on from here.
+    run
+        What nodes file their memory under; no other run has it.
     """
 
     def __init__(
@@ -64,11 +68,12 @@ class HFedATMStrategy(Strategy):
         layers: dict[str, int],
         template: State,
         done: int = 0,
+        run: str = "run",
     ) -> None:
         self.settings, self.rule, self.method, self.graph = settings, rule, method, graph
         self.layers = layers if rule.needs_grams else {}
         self.template = template
-        self.done = done
+        self.done, self.run = done, run
         self.shared: State = {}
         self.record: dict[str, Any] = {}
         self.look: RoundDiagnostics | None = None
@@ -88,9 +93,7 @@ class HFedATMStrategy(Strategy):
         """Take up what `remember` returned."""
 
         def part(prefix: str) -> State:
-            return {
-                n.removeprefix(prefix): t for n, t in memory.items() if n.startswith(prefix)
-            }
+            return {n.removeprefix(prefix): t for n, t in memory.items() if n.startswith(prefix)}
 
         self.shared, self._broadcast = part("shared/"), part("start/")
         self.rule.restore(part("rule/"))
@@ -130,15 +133,17 @@ class HFedATMStrategy(Strategy):
             updates = self.look.watch(updates)
         if self.settings.reference == "medoid":
             updates = list(updates)  # choosing the medoid needs all of them twice
-        rule_before = self.rule.remember()
+        rule_before, why = self.rule.remember(), ""
         try:
             merged = self.rule.merge(
                 updates, Situation(self.settings, self.graph, self._reference, self._round)
             )
         except ValueError as error:
-            if stations:
-                self.record["failures"].append(Failure("server", f"merge: {error}").to_dict())
-            merged = None
+            merged, why = None, f"merge: {error}"
+        for _ in updates:  # a rule that stopped early leaves nobody waiting
+            pass
+        if merged and (wrong := _not_finite(merged.state)):
+            merged, why = None, f"merge: {wrong} of the merged model is not finite"
         clients = sum(station["num-clients"] for station in stations)
         examples = sum(station["num-examples"] for station in stations)
         self.record |= {
@@ -152,9 +157,11 @@ class HFedATMStrategy(Strategy):
             self.record["loss"] = sum(s["loss"] * s["num-examples"] for s in stations) / examples
         needed = max(1, math.ceil(self.settings.station_quorum * self._asked))
         if merged is None or len(stations) < needed:
-            self.record["kept"] = (
-                f"{len(stations)} of {self._asked} stations usable, {needed} needed"
-            )
+            if len(stations) < needed:
+                why = f"{len(stations)} of {self._asked} stations usable, {needed} needed"
+            else:
+                self.record["failures"].append(Failure("server", why).to_dict())
+            self.record["kept"] = why
             self.rule.restore(rule_before)
             return None, None
         self.record["merge"] = merged.report.to_dict()
@@ -162,7 +169,7 @@ class HFedATMStrategy(Strategy):
         self.record["moved"] = sum(group.moved for group in groups)
         if self.look:
             self.look.finish(merged)
-        broadcast = self.rule.broadcast(merged)
+        broadcast = self.rule.next_start(merged)
         self._broadcast = {} if broadcast is merged.state else broadcast
         return state_to_record(merged.state), None
 
@@ -176,9 +183,10 @@ class HFedATMStrategy(Strategy):
 
             def take(reply: Message, found: list[Update] = found) -> None:
                 content = open_reply(reply, self.settings.max_reply_mb)
-                metrics = open_metrics(content, ("num-examples", "num-clients"))
+                metrics = open_metrics(content, ("num-examples", "num-clients"), ("loss",))
                 state = open_state(content, self._reference)
-                grams = open_grams(content, self._layers) if self._layers else {}
+                max_dim = self.settings.gram_max_dim
+                grams = open_grams(content, self._layers, max_dim) if self._layers else {}
                 name = f"station {reply.metadata.src_node_id}"
                 found.append(
                     Update(
@@ -241,7 +249,9 @@ class HFedATMStrategy(Strategy):
         def take(reply: Message) -> None:
             content = open_reply(reply, self.settings.max_reply_mb)
             name = f"station {reply.metadata.src_node_id}"
-            evaluated[name] = open_metrics(content)
+            scores = open_scores(content, "loss-sum")
+            if scores["num-examples"]:
+                evaluated[name] = scores
             self._note_failures(content, name)
 
         failures = take_each(replies, take, "station")
@@ -271,7 +281,9 @@ class HFedATMStrategy(Strategy):
                     {
                         **records,
                         "model": own(station) if own else arrays,
-                        "task": Task(kind, self.settings, self._round, station=station).to_record(),
+                        "task": Task(
+                            kind, self.settings, self._round, station=station, run=self.run
+                        ).to_record(),
                     }
                 ),
                 station,
@@ -285,3 +297,8 @@ class HFedATMStrategy(Strategy):
             self.record["failures"].append(
                 {"node": f"{station}, {failure.node}", "reason": failure.reason}
             )
+
+
+def _not_finite(state: State) -> str | None:
+    """Return the name of the first tensor that holds NaN or infinity."""
+    return next((name for name, value in state.items() if not is_finite(value)), None)

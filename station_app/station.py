@@ -41,7 +41,7 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
     layers = record_to_layers(content.config_records["layers"])
     strategy = StationStrategy(task, layers, shared, build_rule(task.settings))
     arrays = content.array_records["model"]
-    memory = NodeMemory(task.settings.run_name, f"station-{task.station}-rule")
+    memory = NodeMemory(task.run, f"station-{task.station}-rule")
     strategy.side.begin(
         task,
         record_to_state(arrays),
@@ -52,6 +52,10 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
         messages = strategy.configure_train(station_round, arrays, ConfigRecord(), grid)
         replies = grid.send_and_receive(messages, timeout=task.settings.client_timeout)
         arrays, metrics = strategy.aggregate_train(station_round, replies)
+    if layers and task.settings.gram_model == "station":
+        messages = strategy.configure_measure(arrays, grid)
+        replies = grid.send_and_receive(messages, timeout=task.settings.client_timeout)
+        strategy.aggregate_measure(replies)
     metrics.update(
         {
             "num-examples": strategy.num_examples,
@@ -93,7 +97,7 @@ def _prepare(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
 
 def _share_in_station(grid: Grid, content: RecordDict, task: Task) -> ArrayRecord:
     """Average what the method shares over this station alone, and keep it for the next round."""
-    memory = NodeMemory(task.settings.run_name, f"station-{task.station}")
+    memory = NodeMemory(task.run, f"station-{task.station}")
     mean = record_to_state(_prepare(grid, content, task).array_records["shared"])
     blended = build_method(task.settings).blend(memory.load(before=(task.round, 0)), mean)
     memory.save((task.round, 0), blended)

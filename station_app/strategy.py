@@ -25,6 +25,7 @@ from hfedatm.records import (
     open_grams,
     open_metrics,
     open_reply,
+    open_scores,
     open_state,
     record_to_state,
     state_to_record,
@@ -81,8 +82,7 @@ class StationStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Send the station model to the clients drawn for this station round."""
-        last = server_round == self.settings.station_rounds
-        task = self.task.but(station_round=server_round, send_grams=last and bool(self.layers))
+        task = self.task.but(station_round=server_round, send_grams=self._grams_due(server_round))
         self._reference = record_to_state(arrays)
         extra = self.side.shared(server_round)
         return self._messages(grid, MessageType.TRAIN, task, arrays, extra=extra)
@@ -95,32 +95,66 @@ class StationStrategy(Strategy):
         self.num_examples, self.num_clients = 0, 0
         sums = dict.fromkeys(self.reports, 0.0)
         shared = record_to_state(self.shared) if self.shared else {}
-        need_grams = bool(self.layers) and server_round == self.settings.station_rounds
+        need_grams = self._grams_due(server_round)
 
         def take(reply: Message) -> None:
             content = open_reply(reply, self.settings.max_reply_mb)
             metrics = open_metrics(content, needed=self.reports)
             state = open_state(content, self._reference)
             # Everything is checked before anything is added.
-            found = open_grams(content, self.layers) if need_grams else {}
+            max_dim = self.settings.gram_max_dim
+            found = open_grams(content, self.layers, max_dim) if need_grams else {}
             examples = int(metrics["num-examples"])
             models.add(state, self.side.weight(metrics, shared))
             for name in sums:
                 sums[name] += metrics[name] * examples
             if need_grams:
-                grams.add(found, examples if self.settings.gram_weights == "examples" else 1)
-                self.gram_bytes_up += content.array_records["grams"].count_bytes()
+                self._add_grams(grams, content, found, examples)
             self.bytes_up += content_bytes(content)
             self.num_examples += examples
             self.num_clients += 1
 
         self._fold(replies, take)
         if need_grams:
-            self.grams = {name: g.shrink(self.settings.alpha) for name, g in grams.result().items()}
+            self._keep_grams(grams)
         model = models.result()
         means = {name: total / self.num_examples for name, total in sums.items()}
         self.side.after(server_round, model, means)
         return state_to_record(model), MetricRecord(means)
+
+    # --- Grams, with the last update or at the finished station model
+
+    def configure_measure(self, arrays: ArrayRecord, grid: Grid) -> list[Message]:
+        """Ask the clients of the last station round for the Grams at the station model."""
+        task = self.task.but(kind="measure", station_round=self.settings.station_rounds)
+        return self._messages(grid, "train.measure", task, arrays)
+
+    def aggregate_measure(self, replies: Iterable[Message]) -> None:
+        """Average Grams by client or by examples."""
+        grams = GramAccumulator()
+
+        def take(reply: Message) -> None:
+            content = open_reply(reply, self.settings.max_reply_mb)
+            examples = int(open_metrics(content)["num-examples"])
+            found = open_grams(content, self.layers, self.settings.gram_max_dim)
+            self._add_grams(grams, content, found, examples)
+            self.bytes_up += content_bytes(content)
+
+        self._fold(replies, take)
+        self._keep_grams(grams)
+
+    def _grams_due(self, station_round: int) -> bool:
+        last = station_round == self.settings.station_rounds
+        return last and bool(self.layers) and self.settings.gram_model == "client"
+
+    def _add_grams(
+        self, total: GramAccumulator, content: RecordDict, grams: dict[str, Gram], examples: int
+    ) -> None:
+        total.add(grams, examples if self.settings.gram_weights == "examples" else 1)
+        self.gram_bytes_up += content.array_records["grams"].count_bytes()
+
+    def _keep_grams(self, total: GramAccumulator) -> None:
+        self.grams = {name: g.shrink(self.settings.alpha) for name, g in total.result().items()}
 
     # --- what a method shares before a round
 
@@ -155,7 +189,7 @@ class StationStrategy(Strategy):
         total = {"correct": 0.0, "num-examples": 0.0, "loss-sum": 0.0}
 
         def take(reply: Message) -> None:
-            metrics = open_metrics(open_reply(reply, self.settings.max_reply_mb))
+            metrics = open_scores(open_reply(reply, self.settings.max_reply_mb))
             total["loss-sum"] += metrics["loss"] * metrics["num-examples"]
             for name, value in metrics.items():
                 if name.startswith(("correct", "num-examples")):  # of all, and of each domain

@@ -1,15 +1,21 @@
-"""HierFAVG (Liu et al., 2020): the example-weighted mean at both tiers."""
+"""HierFAVG (Liu et al., 2020): the example-weighted mean at both tiers.
 
+With ``stations=1 station-rounds=1`` and all clients at that station this is flat FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
-from server_app.rules.hfedatm import HFedATM
+from hfedatm_core import Merged, Update, merge
+from server_app.rules.base import Rule, Situation
 
 
 @dataclass
-class Avg(HFedATM):
+class Avg(Rule):
     """Neither alignment nor RegMean."""
 
-    needs_grams: ClassVar[bool] = False
-    fot: ClassVar[bool] = False
-    regmean: ClassVar[bool] = False
+    def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
+        """Average by examples."""
+        return merge(updates, fot=False, regmean=False)

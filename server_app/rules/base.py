@@ -75,7 +75,7 @@ class Rule(ABC):
     def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
         """Return the model to publish; ``updates`` is a stream and may be read once."""
 
-    def broadcast(self, merged: Merged) -> State:
+    def next_start(self, merged: Merged) -> State:
         """Return the model the stations start the next round from."""
         return merged.state
 
@@ -85,6 +85,7 @@ class Rule(ABC):
 
     def check(self, settings: Settings) -> None:
         """Raise `UserError` for settings this rule cannot work with."""
+        return None
 
     # --- what a rule does below the server
 
@@ -108,3 +109,4 @@ class Rule(ABC):
 
     def restore(self, memory: State) -> None:
         """Take up what `remember` returned; an empty one is the state before round 1."""
+        return None

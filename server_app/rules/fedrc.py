@@ -1,4 +1,6 @@
-"""FedRC (Kou et al., 2024, for hierarchical federated segmentation): weigh by closeness of the data.
+"""FedRC (Kou et al., 2024): weigh a node by the closeness of its data to its parent's.
+
+Not the clustering method of the same name.
 
 Every node summarises its data by a Gaussian, the mean and variance of all its input values; a
 parent's is that of its children's data together. A child counts by how close its Gaussian is to

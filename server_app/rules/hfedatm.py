@@ -1,31 +1,84 @@
-"""HFedATM: align the stations' channels by optimal transport, then merge by RegMean."""
+"""HFedATM: align the stations' channels by optimal transport, then merge by RegMean.
+
+As it stands, and as in the paper, the merged model is published and sent to the stations. The
+parameters below study what lies between that and plain averaging; all are off by default.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 from hfedatm_core import Merged, Update, merge
-from server_app.rules.base import Rule, Situation
+from server_app.rules.base import Rule, Situation, State
 
 
 @dataclass
 class HFedATM(Rule):
-    """Both halves of the method; the ablations switch one of them off."""
+    """Both halves of the method; the ablations switch one of them off.
+
+    With the RegMean model ``R`` and the mean of the aligned stations ``A``, the published model is
+    ``A + beta (R - A)``.
+
+    Parameters
+    ----------
+    beta
+        Share of RegMean in round 1; 1 is the paper's merge, 0 the mean of the aligned stations.
+    beta_end
+        Share in the last round, reached in equal steps; -1 keeps ``beta`` throughout.
+    broadcast
+        What the stations start the next round from: the published model (``merged``) or ``A``
+        (``average``): two models a round, the one best merged, the other best trained on.
+    every
+        Merge by RegMean in every n-th round and in the last, average in between; no Gram is sent
+        in a round that needs none.
+    momentum
+        Of the server: what is sent out moves by ``v <- momentum v + (new - previous)``.
+    """
 
     needs_grams: ClassVar[bool] = True
     fot: ClassVar[bool] = True
     regmean: ClassVar[bool] = True
 
+    beta: float = 1.0
+    beta_end: float = -1.0
+    broadcast: Literal["merged", "average"] = "merged"
+    every: int = 1
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the parameters."""
+        if not 0 <= self.beta <= 1 or not (self.beta_end == -1 or 0 <= self.beta_end <= 1):
+            raise ValueError(
+                f"beta and beta_end must lie in [0, 1], got {self.beta} and {self.beta_end}"
+            )
+        if self.broadcast not in ("merged", "average"):
+            raise ValueError(f"broadcast must be 'merged' or 'average', got {self.broadcast!r}")
+        if self.every < 1 or not 0 <= self.momentum < 1:
+            raise ValueError(
+                f"every must be at least 1 and momentum in [0, 1), got {self.every} and "
+                f"{self.momentum}"
+            )
+        if not self.regmean and (self.beta, self.beta_end, self.every) != (1.0, -1.0, 1):
+            raise ValueError(
+                "beta, beta_end and every are about RegMean, which this rule leaves out"
+            )
+        self._velocity: State = {}
+        self._start: State = {}
+
+    def wants_grams(self, round: int, rounds: int) -> bool:
+        """Return whether RegMean takes part in this round's model."""
+        return self.needs_grams and (round % self.every == 0 or round == rounds)
+
     def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
         """Align and merge with the options of the settings."""
         s = situation.settings
-        return merge(
+        merged = merge(
             updates,
             situation.graph,
             fot=self.fot,
-            regmean=self.regmean,
+            regmean=self.regmean and self.wants_grams(situation.round, s.rounds),
             reference=s.reference,
             previous=situation.previous,
             solver=s.ot_solver,
@@ -36,3 +89,44 @@ class HFedATM(Rule):
             ridge=s.ridge,
             coefficients=s.regmean_weights,
         )
+        beta = self._share(situation)
+        if beta != 1.0:
+            merged = replace(merged, state=_between(merged.average, merged.state, beta))
+        self._start = merged.average if self.broadcast == "average" else merged.state
+        if self.momentum:
+            self._start = self._moved(situation.previous, self._start)
+            if self.broadcast == "merged":
+                merged = replace(merged, state=self._start)
+        return merged
+
+    def next_start(self, merged: Merged) -> State:
+        """Return the model chosen by ``broadcast``."""
+        return self._start
+
+    def remember(self) -> State:
+        """Keep the velocity of the server."""
+        return self._velocity
+
+    def restore(self, memory: State) -> None:
+        """Take up the velocity of the server."""
+        self._velocity = memory
+
+    def _share(self, situation: Situation) -> float:
+        if self.beta_end == -1:
+            return self.beta
+        done = (situation.round - 1) / max(1, situation.settings.rounds - 1)
+        return self.beta + done * (self.beta_end - self.beta)
+
+    def _moved(self, previous: State, new: State) -> State:
+        step = {n: new[n] - old for n, old in previous.items() if old.is_floating_point()}
+        old = self._velocity
+        self._velocity = {n: self.momentum * old[n] + d if old else d for n, d in step.items()}
+        return {n: previous[n] + self._velocity[n] if n in step else t for n, t in new.items()}
+
+
+def _between(one: State, other: State, share: float) -> State:
+    """Return ``one + share (other - one)``; counts, which are no numbers to mix, from ``one``."""
+    return {
+        name: value.lerp(other[name], share) if value.is_floating_point() else value
+        for name, value in one.items()
+    }
