@@ -38,7 +38,7 @@ class LocalWork:
         self.model.load_state_dict(self.received)
         self.model.to(self.device)
         self.memory = NodeMemory(
-            settings.run_name or "run",
+            self.task.run,
             f"client-{self.task.client}",
             context.node_config.get("state-dir"),  # type: ignore[arg-type]
         )

@@ -37,8 +37,8 @@ PACKAGES = ("hfedatm", "flwr", "torch", "torchvision", "numpy", "POT", "opacus",
 class RunFolder:
     """One run's folder."""
 
-    def __init__(self, path: Path, settings: Settings) -> None:
-        self.path, self.settings = path, settings
+    def __init__(self, path: Path, settings: Settings, id: str) -> None:
+        self.path, self.settings, self.id = path, settings, id
 
     @classmethod
     def create(cls, settings: Settings) -> RunFolder:
@@ -57,7 +57,9 @@ class RunFolder:
             ) from None
         except OSError as error:
             raise UserError(f"output: cannot make {path}: {error.strerror}") from None
-        folder = cls(path, settings.model_copy(update={"run_name": name}))
+        # Nodes file what they remember under the id: a later run of the same name gets its own.
+        id = f"{name}-{secrets.token_hex(4)}"
+        folder = cls(path, settings.model_copy(update={"run_name": name}), id)
         _write_json(
             path / "config.json",
             {
@@ -66,6 +68,7 @@ class RunFolder:
                     "python": platform.python_version(),
                     **{name: version(name) for name in PACKAGES},
                 },
+                "id": id,
                 "started": datetime.now(UTC).isoformat(timespec="seconds"),
             },
         )
@@ -77,7 +80,8 @@ class RunFolder:
         path = Path(resume).expanduser().resolve()
         if not (path / "config.json").is_file():
             raise UserError(f"resume: {path} is not a run's folder (it has no config.json)")
-        stored = json.loads((path / "config.json").read_text(encoding="utf-8"))["settings"]
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        stored = config["settings"]
         asked = {k: v for k, v in given.items() if v != "" and k not in ("resume", "output")}
         now = validate({**stored, **asked}).as_config()
         for key in asked:
@@ -86,7 +90,7 @@ class RunFolder:
                     f"resume: {key} was {stored[key]!r} when the run started and cannot become "
                     f"{now[key]!r}"
                 )
-        return cls(path, validate(stored))
+        return cls(path, validate(stored), config["id"])
 
     def save_round(self, record: Mapping[str, Any], model: State, server: State) -> None:
         """Finish a round: keep the model and what the server must remember, then add the line."""

@@ -76,6 +76,7 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
         layers=_gram_layers(model, data.spec, settings) if rule.needs_grams else {},
         template=_shared_template(model, method, data.spec),
         done=done,
+        run=folder.id,
     )
     strategy.restore(remembered)
     if settings.station_start == "own":
@@ -175,7 +176,8 @@ def _gram_layers(model: nn.Module, spec: DataSpec, settings: Settings) -> dict[s
 def _shared_template(model: nn.Module, method: Any, spec: DataSpec) -> dict[str, torch.Tensor]:
     if method.sharing == "none":
         return {}
-    return method.share(model, [(spec.example(), torch.zeros(2, dtype=torch.long))])
+    shared = method.share(model, [(spec.example(), torch.zeros(2, dtype=torch.long))])
+    return {name: torch.zeros_like(value) for name, value in shared.items()}
 
 
 def _narrate() -> None:

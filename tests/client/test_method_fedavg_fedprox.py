@@ -25,7 +25,7 @@ def test_fedavg_epoch_is_plain_gradient_descent():
     for inputs, targets in batches:
         for p, value in zip(by_hand.parameters(), expected, strict=True):
             p.data.copy_(value)
-        losses.append(float(F.cross_entropy(by_hand(inputs), targets)))
+        losses.append(F.cross_entropy(by_hand(inputs), targets).item())
         steps = gradients(by_hand, inputs, targets)
         expected = [value - 0.1 * g for value, g in zip(expected, steps, strict=True)]
 

@@ -83,14 +83,14 @@ def test_evaluation_uses_the_mean_or_averages_softmax_over_draws():
 
 
 def test_table_never_leaves_the_client_and_survives_to_its_next_round():
-    settings = small_settings(client_method="fedsr", run_name="r")
+    settings = small_settings(client_method="fedsr")
     model = build_model(settings, tiny_data().spec, build_method(settings)).state_dict()
     first = ask_client(settings, 0, model)
     sent = first.array_records["model"]
     assert set(sent) == set(model), "the reply holds the model's tensors and no other"
     assert set(first.array_records) == {"model"}
 
-    kept = NodeMemory("r", "client-0").load(before=(1, 2))
+    kept = NodeMemory("run", "client-0").load(before=(1, 2))
     assert set(kept) == {"mean", "scale"}
     assert kept["mean"].shape == (3, 16)
     assert kept["mean"].abs().sum() > 0, "it has been trained"
@@ -99,7 +99,7 @@ def test_table_never_leaves_the_client_and_survives_to_its_next_round():
     with_memory = record_to_state(
         ask_client(settings, 0, model, station_round=2).array_records["model"]
     )
-    NodeMemory("r", "client-0").forget()
+    NodeMemory("run", "client-0").forget()
     without = record_to_state(
         ask_client(settings, 0, model, station_round=2).array_records["model"]
     )
@@ -107,7 +107,7 @@ def test_table_never_leaves_the_client_and_survives_to_its_next_round():
 
 
 def test_doing_a_round_again_starts_from_the_same_table():
-    settings = small_settings(client_method="fedsr", run_name="r")
+    settings = small_settings(client_method="fedsr")
     model = build_model(settings, tiny_data().spec, build_method(settings)).state_dict()
     ask_client(settings, 0, model)
     once = record_to_state(ask_client(settings, 0, model, station_round=2).array_records["model"])
@@ -117,10 +117,10 @@ def test_doing_a_round_again_starts_from_the_same_table():
 
 
 def test_clients_do_not_share_a_table():
-    settings = small_settings(client_method="fedsr", run_name="r")
+    settings = small_settings(client_method="fedsr")
     model = build_model(settings, tiny_data().spec, build_method(settings)).state_dict()
     ask_client(settings, 0, model)
-    assert NodeMemory("r", "client-1").load(before=(9, 9)) == {}
+    assert NodeMemory("run", "client-1").load(before=(9, 9)) == {}
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -109,8 +109,8 @@ def test_clients_share_out_the_source_domains_and_never_the_target():
     seen = []
     for client in range(settings.num_clients):
         own = client_data(settings, client, {})
-        seen += [own.train.inputs.flatten(1), own.validation.inputs.flatten(1)]
-        assert len(own.validation) == 25
+        seen += [part.inputs.flatten(1) for part in (own.train, *own.validation)]
+        assert sum(map(len, own.validation)) == 25
     rows = torch.cat(seen)
     assert len(rows) == 400 and len(torch.unique(rows, dim=0)) == 400
     assert not (torch.cdist(rows, target) == 0).any()
