@@ -1,4 +1,4 @@
-"""Bound what one example, or one client, can contribute to a Gram, and by how much.
+r"""Bound what one example, or one client, can contribute to a Gram, and by how much.
 
 The three mechanisms and the Frobenius sensitivity of what they release:
 
@@ -9,6 +9,10 @@ mechanism      released                                            sensitivity
 ``client``     the client's Gram, Frobenius norm clipped to C      C
 ``paper``      the client's Gram, spectral norm clipped to S       S * sqrt(rank)
 =============  ==================================================  =====================
+
+Examples are clipped where the rows are seen, by ``collect_grams(..., clip=c)``: the rows of one
+example (tokens, patches) together to :math:`\sum_t \|x_t\|^2 \le c^2`, which bounds
+:math:`\|\sum_t x_t x_t^\top\|_F` by c^2. Grams are clipped here.
 
 *Neighbours* are data sets in which one example's (or the client's) contribution is set to zero and
 the number of examples stays as it is (zero-out adjacency: the add/remove relation with a public
@@ -27,23 +31,6 @@ from torch import Tensor
 
 Mechanism = Literal["example", "client", "paper"]
 Adjacency = Literal["zero-out", "replace"]
-
-
-def clip_examples(rows: Tensor, bound: float) -> Tensor:
-    r"""Scale every example so that :math:`\sum_t \|x_t\|^2 \le c^2` over its own rows.
-
-    Parameters
-    ----------
-    rows
-        Shape (examples, features), or (examples, ..., features) when an example has many rows, such
-        as tokens or patches; padding must be zero already.
-    bound
-        The norm c. Then :math:`\|\sum_t x_t x_t^\top\|_F \le \sum_t \|x_t\|^2 \le c^2`.
-    """
-    _check_bound(bound)
-    flat = rows.flatten(start_dim=1)
-    norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
-    return (flat * _shrink(norms, bound)).reshape(rows.shape)
 
 
 def clip_frobenius(gram: Tensor, bound: float) -> Tensor:

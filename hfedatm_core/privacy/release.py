@@ -2,8 +2,16 @@
 
 Every released Gram is one Gaussian mechanism with noise ``sigma x sensitivity``, whichever way it
 is clipped. Several layers in several rounds are several releases and compose in the
-:class:`~hfedatm_core.privacy.accounting.Ledger`: one ``spend_gaussian(sigma)`` each. Layers that
-share one Gram are one release.
+:class:`~hfedatm_core.privacy.accounting.Ledger`. Layers that share one Gram are one release.
+
+**What example-level noise protects.** Activations depend on the data twice: through the example and
+through the weights the client trained on it. The sensitivity c^2 holds for given weights. The
+guarantee is therefore about what a Gram tells *beyond the weights*, and complete only when the
+weights are private too (DP-SGD), over which the releases then compose. Client-level clipping bounds
+the whole Gram, however it came about.
+
+Together with DP-SGD, which speaks about one example, use ``adjacency="replace"`` with ``client``
+and ``paper``: one example may change a whole client's Gram from any value to any other.
 """
 
 from __future__ import annotations
@@ -13,6 +21,7 @@ from dataclasses import dataclass
 
 from hfedatm_core.gram import Gram, PackedGram
 from hfedatm_core.packing import pack
+from hfedatm_core.privacy.accounting import Ledger
 from hfedatm_core.privacy.clipping import (
     Adjacency,
     Mechanism,
@@ -22,6 +31,7 @@ from hfedatm_core.privacy.clipping import (
 )
 from hfedatm_core.privacy.noise import NoiseSource, shared_noise_std, triangle_noise
 from hfedatm_core.privacy.psd import nearest_psd
+from hfedatm_core.sharing import distinct
 
 _ROUNDING = 1e-4  # of a float32 trace, generously
 
@@ -64,6 +74,10 @@ class GramRelease:
         )
         return shared_noise_std(self.sigma * bound, self.honest_survivors)
 
+    def cost(self, grams: Mapping[str, Gram]) -> Ledger:
+        """Return what releasing these Grams spends: one Gaussian release per distinct Gram."""
+        return Ledger().spend_gaussian(self.sigma, len(distinct(grams)))
+
     def privatise(
         self, grams: Mapping[str, Gram], num_examples: int, source: NoiseSource
     ) -> dict[str, Gram]:
@@ -82,10 +96,11 @@ class GramRelease:
         source
             Where the noise comes from.
         """
-        return {
-            layer: self._privatise(layer, gram, num_examples, source)
-            for layer, gram in grams.items()
-        }
+        released: dict[str, Gram] = {}
+        for layers, gram in distinct(grams).items():
+            noised = self._privatise(layers[0], gram, num_examples, source)
+            released |= dict.fromkeys(layers, noised)
+        return {layer: released[layer] for layer in grams}
 
     def _privatise(
         self, layer: str, gram: Gram, num_examples: int, source: NoiseSource

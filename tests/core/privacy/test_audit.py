@@ -8,7 +8,6 @@ from torch import nn
 from hfedatm_core.gram import Gram
 from hfedatm_core.privacy.accounting import Budget, calibrate_sigma
 from hfedatm_core.privacy.audit import audit, eigenfactor, match_rows
-from hfedatm_core.privacy.clipping import clip_examples
 from hfedatm_core.privacy.noise import NoiseSource
 from hfedatm_core.privacy.release import GramRelease, repair
 
@@ -30,8 +29,8 @@ def activations() -> dict[str, torch.Tensor]:
     fc1 = nn.Sequential(nn.Linear(400, 120), nn.ReLU())
     fc2 = nn.Sequential(nn.Linear(120, 84), nn.ReLU())
     network = nn.Sequential(convolutions, fc1, fc2, nn.Linear(84, 10))
-    optimiser = torch.optim.Adam(network.parameters(), 2e-3)
-    for batch in torch.randperm(len(images)).split(64):
+    optimiser = torch.optim.Adam(network.parameters(), 1e-3)
+    for batch in torch.cat([torch.randperm(len(images)) for _ in range(4)]).split(64):
         optimiser.zero_grad()
         nn.functional.cross_entropy(network(images[batch]), targets[batch]).backward()
         optimiser.step()
@@ -48,7 +47,7 @@ def gram_of(rows: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("layer", ["fc1", "fc2", "fc3"])
 def test_most_rows_are_recovered_without_dp(activations, layer):
     recovered = trivial = 0
-    for rows in activations[layer][: 3 * ROWS].double().split(ROWS):
+    for rows in activations[layer][: 2 * ROWS].double().split(ROWS):
         result = audit(gram_of(rows), ROWS, rows)
         assert result.attacked
         recovered += result.recovered
@@ -58,8 +57,8 @@ def test_most_rows_are_recovered_without_dp(activations, layer):
         best = max(range(ROWS), key=lambda i: result.cosines[i])
         error = (result.reconstruction[best] - rows[best]).norm() / rows[best].norm()
         assert float(error) < 0.1415
-    assert recovered > 3 * ROWS // 2
-    assert trivial <= 2
+    assert recovered > ROWS
+    assert trivial == 0
 
 
 @pytest.mark.parametrize("layer", ["fc1", "fc2", "fc3"])
@@ -70,7 +69,6 @@ def test_nothing_is_recovered_with_epsilon_one(activations, layer, mechanism):
     # the clip that keeps every row as it is: the least noise an honest user could choose
     if mechanism == "example":
         bound = float(rows.norm(dim=1).max())
-        rows = clip_examples(rows, bound)
     else:
         bound = float(torch.linalg.matrix_norm(gram_of(rows)))
     gram = Gram.from_dense(gram_of(rows), ROWS)

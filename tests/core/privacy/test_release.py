@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from hfedatm_core.gram import FactorGram, Gram
-from hfedatm_core.privacy.clipping import clip_examples, clip_frobenius, clip_spectral
+from hfedatm_core import FactorGram, Gram, collect_grams
+from hfedatm_core.privacy.accounting import Ledger
+from hfedatm_core.privacy.clipping import clip_frobenius, clip_spectral
 from hfedatm_core.privacy.noise import NoiseSource
 from hfedatm_core.privacy.psd import nearest_psd
 from hfedatm_core.privacy.release import GramNotReleasableError, GramRelease, repair
@@ -19,7 +20,8 @@ def gram_of(rows: torch.Tensor) -> Gram:
 @pytest.fixture
 def rows() -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    return clip_examples(torch.rand(EXAMPLES, DIM, generator=generator, dtype=torch.float64), 2.0)
+    rows = torch.rand(EXAMPLES, DIM, generator=generator, dtype=torch.float64)
+    return 2 * torch.nn.functional.normalize(rows)
 
 
 def expected(mechanism: str, gram: Gram) -> torch.Tensor:
@@ -45,19 +47,27 @@ def test_the_noise_is_symmetric_with_the_right_spread(rows, mechanism, std):
     assert float(diagonal.std()) == pytest.approx(std, rel=5 / (2 * DIM) ** 0.5)
 
 
-def test_every_layer_has_its_own_noise(rows):
-    gram = gram_of(rows)
-    release = GramRelease("example", clip=2.0, sigma=1.0)
-    sent = release.privatise({"a": gram, "b": gram}, EXAMPLES, NoiseSource())
-    assert not torch.equal(sent["a"].dense(), sent["b"].dense())
+def test_every_gram_is_noised_and_paid_for_once(rows):
+    shared = gram_of(rows)
+    grams = {"q": shared, "k": shared, "out": gram_of(rows)}
+    release = GramRelease("example", clip=2.0, sigma=1.5)
+    sent = release.privatise(grams, EXAMPLES, NoiseSource())
+    assert list(sent) == ["q", "k", "out"]
+    # two noised copies of one Gram would be two releases
+    assert sent["q"] is sent["k"]
+    assert not torch.equal(sent["q"].dense(), sent["out"].dense())
+    assert release.cost(grams) == Ledger().spend_gaussian(1.5, 2)
 
 
 def test_text_does_not_tell_its_length():
-    tokens = clip_examples(torch.rand(6, 9, 4, dtype=torch.float64), 1.0).reshape(-1, 4)
-    release = GramRelease("example", clip=1.0, sigma=1e-9)
-    sent = release.privatise({"fc": gram_of(tokens)}, 6, NoiseSource())["fc"]
+    tokens = torch.rand(6, 9, 4, dtype=torch.float64)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2).double())
+    grams = collect_grams(model, [(tokens, None)], clip=1.0)
+    assert grams["0"].rows == 54
+    sent = GramRelease("example", clip=1.0, sigma=1e-9).privatise(grams, 6, NoiseSource())["0"]
     assert sent.rows == 6
-    assert torch.allclose(sent.dense(), tokens.T @ tokens / 6, atol=1e-6)
+    clipped = (tokens / tokens.flatten(1).norm(dim=1).view(6, 1, 1)).reshape(-1, 4)
+    assert torch.allclose(sent.dense(), clipped.T @ clipped / 6, atol=1e-6)
 
 
 def test_shared_out_noise_is_smaller(rows):

@@ -7,12 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hfedatm_core.privacy.clipping import (
-    clip_examples,
-    clip_frobenius,
-    clip_spectral,
-    sensitivity,
-)
+from hfedatm_core import collect_grams
+from hfedatm_core.privacy.clipping import clip_frobenius, clip_spectral, sensitivity
 
 DIM = 5
 numbers = st.floats(-1e3, 1e3, width=32)
@@ -29,6 +25,13 @@ def summed(rows: torch.Tensor) -> torch.Tensor:
     return flat.T @ flat
 
 
+def clipped_sum(examples: torch.Tensor, c: float) -> torch.Tensor:
+    """Sum of x x^T over all rows as a client collects it: from a layer that sees them."""
+    layer = torch.nn.Sequential(torch.nn.Linear(examples.shape[-1], 1).double())
+    gram = collect_grams(layer, [(examples, None)], clip=c)["0"]
+    return gram.dense() * gram.rows
+
+
 def triangle_distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(torch.triu(a - b)))
 
@@ -36,15 +39,15 @@ def triangle_distance(a: torch.Tensor, b: torch.Tensor) -> float:
 @given(examples, examples, bounds)
 @settings(deadline=None, max_examples=150)
 def test_example_level(data, other, c):
-    clipped = clip_examples(torch.from_numpy(data), c)
+    rows = torch.from_numpy(data)
     bound = sensitivity("example", c, DIM)
     assert bound == c**2
-    whole = summed(clipped)
-    without_one = summed(clipped[1:])
-    distance = float(torch.linalg.matrix_norm(whole - without_one))
-    assert triangle_distance(whole, without_one) <= distance <= bound * SLACK
-    replaced = torch.cat([clip_examples(torch.from_numpy(other[:1]), c), clipped[1:]])
-    distance = float(torch.linalg.matrix_norm(whole - summed(replaced)))
+    whole = clipped_sum(rows, c)
+    rest = clipped_sum(rows[1:], c) if len(rows) > 1 else torch.zeros_like(whole)
+    distance = float(torch.linalg.matrix_norm(whole - rest))
+    assert triangle_distance(whole, rest) <= distance <= bound * SLACK
+    replaced = clipped_sum(torch.cat([torch.from_numpy(other[:1]), rows[1:]]), c)
+    distance = float(torch.linalg.matrix_norm(whole - replaced))
     assert distance <= sensitivity("example", c, DIM, adjacency="replace") * SLACK
 
 
@@ -70,10 +73,8 @@ def test_spectral_clip_needs_the_root_of_the_rank(data, other, bound, rank):
 
 def test_the_bounds_are_reached():
     c = 3.0
-    x = torch.zeros(1, 2)
-    x[0, 0] = 10.0
-    y = x.flip(1)
-    a, b = (row.T @ row for row in (clip_examples(x, c), clip_examples(y, c)))
+    x = torch.tensor([[10.0, 0.0]], dtype=torch.float64)
+    a, b = clipped_sum(x, c), clipped_sum(x.flip(1), c)
     assert float(torch.linalg.matrix_norm(a)) == pytest.approx(sensitivity("example", c, 2))
     apart = float(torch.linalg.matrix_norm(a - b))
     assert apart == pytest.approx(sensitivity("example", c, 2, adjacency="replace"))
@@ -85,19 +86,19 @@ def test_the_bounds_are_reached():
 
 @given(examples, bounds)
 @settings(deadline=None, max_examples=50)
-def test_clipping_leaves_small_examples_alone_and_keeps_directions(data, c):
-    rows = torch.from_numpy(data)
-    norms = rows.flatten(1).norm(dim=1)
-    clipped = clip_examples(rows, c)
-    small = norms <= c * (1 - 1e-12)
-    assert torch.equal(clipped[small], rows[small])
-    cosine = torch.nn.functional.cosine_similarity(clipped.flatten(1), rows.flatten(1))
-    assert torch.allclose(cosine[norms > 1e-6], torch.ones(1, dtype=torch.float64))
+def test_clipping_leaves_small_grams_alone_and_keeps_directions(data, bound):
+    gram = summed(torch.from_numpy(data))
+    norm = float(torch.linalg.matrix_norm(gram))
+    clipped = clip_frobenius(gram, bound)
+    if norm <= bound * (1 - 1e-12):
+        assert torch.equal(clipped, gram)
+    else:
+        assert torch.allclose(clipped * norm, gram * bound, rtol=1e-9)
 
 
 def test_bad_values_are_refused():
     with pytest.raises(ValueError, match="NaN or infinite"):
-        clip_examples(torch.tensor([[float("nan")]]), 1.0)
+        clip_frobenius(torch.tensor([[float("nan")]]), 1.0)
     with pytest.raises(ValueError, match="positive number"):
         clip_frobenius(torch.eye(2), 0.0)
     with pytest.raises(ValueError, match="unknown mechanism 'none'"):
