@@ -32,6 +32,7 @@ from hfedatm_core import ChannelGraph, collect_grams
 from hfedatm_core.data import DataSpec
 from server_app import diagnostics
 from server_app.narration import header, outcome, round_line
+from server_app.scores import summarise
 from server_app.strategy import HFedATMStrategy
 
 log = logging.getLogger("hfedatm")
@@ -123,35 +124,11 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
         timeout=settings.station_timeout,
         evaluate_fn=after_round,
     )
-    summary = summarise(folder)
+    summary = summarise(folder.rounds())
     folder.finish(summary)
     trackers.finish(summary)
     log.info(outcome(summary, folder.rounds(), folder.path))
     return summary
-
-
-def summarise(folder: RunFolder) -> dict[str, Any]:
-    """Return the outcome: the last round, and the best by source validation."""
-    rounds = folder.rounds()
-    scored = [r for r in rounds if "source" in r]
-    best = max(scored, key=lambda r: (r["source"]["accuracy"], -r["round"]), default=None)
-    return {
-        "rounds": len(rounds),
-        "last": _scores(rounds[-1]) if rounds else None,
-        "best_by_source": _scores(best) if best else None,
-        "seconds": sum(r["seconds"] for r in rounds),
-        "bytes_up": {t: sum(r["bytes_up"][t] for r in rounds) for t in ("clients", "stations")},
-        "failures": sum(len(r["failures"]) for r in rounds),
-    }
-
-
-def _scores(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "round": record["round"],
-        "loss": record.get("loss"),
-        "source_accuracy": record.get("source", {}).get("accuracy"),
-        "unseen_accuracy": record.get("unseen", {}).get("accuracy"),
-    }
 
 
 def _example(spec: DataSpec) -> tuple[Any, ...]:

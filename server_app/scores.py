@@ -1,9 +1,9 @@
-"""Source-validation scores: of all examples, of each domain, of each station."""
+"""Scores: by domain and station from the counts of a round, and the outcome of all rounds."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -30,6 +30,29 @@ def source_scores(evaluated: Mapping[str, Mapping[str, float]]) -> dict[str, Any
             }
             for name, counts in sorted(evaluated.items())
         },
+    }
+
+
+def summarise(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the outcome: the last round, the best by source validation, and what it took."""
+    scored = [r for r in rounds if "source" in r]
+    best = max(scored, key=lambda r: (r["source"]["accuracy"], -r["round"]), default=None)
+    return {
+        "rounds": len(rounds),
+        "last": _scores(rounds[-1]) if rounds else None,
+        "best_by_source": _scores(best) if best else None,
+        "seconds": sum(r["seconds"] for r in rounds),
+        "bytes_up": {t: sum(r["bytes_up"][t] for r in rounds) for t in ("clients", "stations")},
+        "failures": sum(len(r["failures"]) for r in rounds),
+    }
+
+
+def _scores(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "round": record["round"],
+        "loss": record.get("loss"),
+        "source_accuracy": record.get("source", {}).get("accuracy"),
+        "unseen_accuracy": record.get("unseen", {}).get("accuracy"),
     }
 
 
