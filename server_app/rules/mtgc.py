@@ -67,7 +67,8 @@ class Corrected(Wrapper):
             self._z = {name: kept[f"z.{name}"].to(p.device) for name, p in received.items()}
         if last == (global_round, station_round - 1):
             for name, p in received.items():
-                self._z[name] += (kept[f"x.{name}"].to(p.device) - p) / sent["distance"].item()
+                step = (kept[f"x.{name}"].to(p.device) - p) / sent["distance"].item()
+                self._z[name] = self._z[name] + step
         self._sum = {
             name: z + sent[f"y.{name}"].to(z.device) if f"y.{name}" in sent else z
             for name, z in self._z.items()
