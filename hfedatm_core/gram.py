@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hfedatm_core.arrays import Array, WireType, encode, is_finite, read_integer, read_values
-from hfedatm_core.packing import diagonal_positions, pack, triangle_dim, unpack
+from hfedatm_core.packing import diagonal_positions, pack, triangle_dim, unpack, upper_blocks
 
 
 class Gram(ABC):
@@ -168,7 +168,14 @@ class PackedGram(Gram):
         return PackedGram(pack(self.dense()[order[:, None], order]), self.rows)
 
     def add_product(self, out: Tensor, left: Tensor, scale: float = 1.0) -> None:  # noqa: D102
-        out.addmm_(left, self.dense().to(out.dtype), alpha=scale)
+        # Block rows of the triangle serve twice, as they stand and transposed: no full matrix.
+        for start, block in upper_blocks(self.triangle):
+            end = start + len(block)
+            block = block.to(out.dtype)
+            out[:, start:].addmm_(left[:, start:end], block, alpha=scale)
+            if end < self.dim:
+                rest = block[:, len(block) :]
+                out[:, start:end].addmm_(left[:, end:], rest.T, alpha=scale)
 
     def to_arrays(self, dtype: WireType | None = None) -> dict[str, Array]:  # noqa: D102
         triangle, scale = encode(self.triangle, dtype)

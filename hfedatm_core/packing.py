@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -29,26 +30,30 @@ def pack(matrix: Tensor) -> Tensor:
     return torch.from_numpy(np.concatenate([source[i, i:] for i in range(len(source))]))
 
 
+def upper_blocks(triangle: Tensor, size: int = 256) -> Iterator[tuple[int, Tensor]]:
+    """Yield ``(i, matrix[i : i + size, i:])`` from a packed triangle, diagonal blocks in full."""
+    dim = triangle_dim(triangle.numel())
+    source, offset = triangle.numpy(), 0
+    for i in range(0, dim, size):
+        block = torch.empty(min(size, dim - i), dim - i, dtype=triangle.dtype)
+        target = block.numpy()
+        for row in range(len(block)):
+            count = dim - i - row
+            target[row, row:] = source[offset : offset + count]
+            offset += count
+        square = block[:, : len(block)]
+        square.copy_(square.triu() + square.triu(1).T)
+        yield i, block
+
+
 def unpack(triangle: Tensor) -> Tensor:
     """Rebuild the full symmetric matrix from its packed upper triangle."""
     dim = triangle_dim(triangle.numel())
     matrix = torch.empty(dim, dim, dtype=triangle.dtype)
-    source, target = triangle.numpy(), matrix.numpy()
-    offset = 0
-    for i in range(dim):
-        target[i, i:] = source[offset : offset + dim - i]
-        offset += dim - i
-    mirror_upper(matrix)
+    for i, block in upper_blocks(triangle):
+        matrix[i : i + len(block), i:] = block
+        matrix[i:, i : i + len(block)] = block.T
     return matrix
-
-
-def mirror_upper(matrix: Tensor, block: int = 256) -> None:
-    """Copy the upper triangle onto the lower one in place, by blocks that fit the cache."""
-    for i in range(0, len(matrix), block):
-        j = min(i + block, len(matrix))
-        matrix[j:, i:j] = matrix[i:j, j:].T
-        square = matrix[i:j, i:j]
-        square.copy_(square.triu() + square.triu(1).T)
 
 
 def add_outer(matrix: Tensor, rows: Tensor, block: int = 256) -> None:
