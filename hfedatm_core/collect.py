@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hfedatm_core.gram import FactorGram, Gram, PackedGram
 from hfedatm_core.packing import FactorStack, add_outer, pack
 from hfedatm_core.sharing import regroup
+from hfedatm_core.taps import Inputs, Tap, find_taps
 
-Inputs = Tensor | Mapping[str, Tensor]
 Batch = tuple[Inputs, Any]
-
-# Rows multiplied at once: enough for a full-speed product, small beside the activations.
-_CHUNK = 8192
 
 
 def forward(model: nn.Module, inputs: Inputs) -> Tensor:
@@ -68,7 +63,7 @@ def collect_grams(
     """
     if clip is not None and not clip > 0:
         raise ValueError(f"clip must be positive, got {clip}")
-    taps = _taps(model, conv=conv, bias=bias)
+    taps = find_taps(model, conv=conv, bias=bias)
     kinds: dict[object, list[str]] = {}
     for name, tap in taps.items():
         kinds.setdefault(tap.kind, []).append(name)
@@ -99,78 +94,6 @@ def collect_grams(
     return {name: grams[name] for name in taps if name in grams}
 
 
-@dataclass(frozen=True)
-class _Tap:
-    """How the input of one layer becomes rows."""
-
-    name: str
-    module: nn.Linear | nn.Conv2d
-    augment: bool
-    padding: tuple[int, int] = (0, 0)
-
-    @property
-    def kind(self) -> object:
-        """What two layers must have in common to share a Gram."""
-        if isinstance(self.module, nn.Linear):
-            return (self.module.in_features, self.augment)
-        m = self.module
-        return (m.in_channels, m.kernel_size, m.stride, self.padding, m.dilation, self.augment)
-
-    def rows(self, calls: list[Tensor], inputs: Inputs, clip: float | None) -> Iterator[Tensor]:
-        """Yield the rows of all calls of one forward pass, masked, augmented and clipped."""
-        mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
-        if clip is None:
-            for x in calls:
-                for part in self._patches(x):
-                    flat = part.reshape(-1, part.shape[-1])
-                    if mask is not None and _is_token_wise(part, mask):
-                        flat = flat[mask.reshape(-1).bool()]
-                    yield self._augmented(flat)
-            return
-        size = len(next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs)
-        examples = [self._examples(x, size, mask) for x in calls]
-        norms = sum(part.square().sum((1, 2)) for part, _ in examples)
-        scale = (clip / torch.as_tensor(norms).sqrt().clamp(min=clip)).view(-1, 1, 1)
-        for part, valid in examples:
-            yield (part * scale)[valid]
-
-    def _patches(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield ``x`` with features last, a convolution's patches a few images at a time."""
-        x = x if x.dtype == torch.float64 else x.float()
-        if isinstance(self.module, nn.Linear):
-            yield x
-            return
-        m = self.module
-        rows = 1
-        for axis in (0, 1):
-            reach = m.dilation[axis] * (m.kernel_size[axis] - 1) + 1
-            rows *= (x.shape[2 + axis] + 2 * self.padding[axis] - reach) // m.stride[axis] + 1
-        step = max(1, _CHUNK // rows)
-        for i in range(0, len(x), step):
-            unfolded = F.unfold(x[i : i + step], m.kernel_size, m.dilation, self.padding, m.stride)
-            yield unfolded.transpose(1, 2)
-
-    def _augmented(self, rows: Tensor) -> Tensor:
-        if not self.augment:
-            return rows
-        return torch.cat([rows, rows.new_ones(*rows.shape[:-1], 1)], dim=-1)
-
-    def _examples(self, x: Tensor, size: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return rows as examples × rows × features, and which of them are no padding."""
-        x = torch.cat(list(self._patches(x)))
-        count = x.numel() // x.shape[-1]
-        if count % size or (x.ndim > 2 and len(x) != size):
-            raise ValueError(
-                f"layer '{self.name}': cannot tell which rows of an input of shape "
-                f"{tuple(x.shape)} belong to which of the {size} examples, as clipping requires"
-            )
-        rows = self._augmented(x.reshape(size, count // size, x.shape[-1]))
-        valid = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device)
-        if mask is not None and _is_token_wise(x, mask):
-            valid = mask.bool()
-        return rows * valid[..., None], valid
-
-
 class _Recorder:
     """Forward pre-hooks that remember the inputs of the tapped layers during one forward pass.
 
@@ -179,7 +102,7 @@ class _Recorder:
     place, copies are held.
     """
 
-    def __init__(self, taps: Mapping[str, _Tap]) -> None:
+    def __init__(self, taps: Mapping[str, Tap]) -> None:
         self._calls: dict[str, list[tuple[Tensor, Tensor, int]]] = {}
         self._copies: dict[tuple[int, int], Tensor] = {}
         # The first pass keeps copies, to learn whether the model overwrites layer inputs in place.
@@ -269,35 +192,3 @@ class _Sum:
         copy._diagonal = None if self._diagonal is None else self._diagonal.clone()
         copy._stack = None if self._stack is None else self._stack.copy()
         return copy
-
-
-def _taps(model: nn.Module, *, conv: bool, bias: bool) -> dict[str, _Tap]:
-    taps: dict[str, _Tap] = {}
-    for name, module in model.named_modules():
-        augment = bias and getattr(module, "bias", None) is not None
-        if isinstance(module, nn.Linear):
-            taps[name] = _Tap(name, module, augment)
-        elif conv and isinstance(module, nn.Conv2d) and module.groups == 1:
-            padding = _symmetric_padding(module)
-            if padding is not None:
-                taps[name] = _Tap(name, module, augment, padding)
-    return taps
-
-
-def _symmetric_padding(module: nn.Conv2d) -> tuple[int, int] | None:
-    """Return the zero padding per side, or ``None`` where patches cannot be unfolded with one."""
-    if module.padding_mode != "zeros":
-        return None
-    if not isinstance(module.padding, str):
-        return (int(module.padding[0]), int(module.padding[1]))
-    if module.padding == "valid":
-        return (0, 0)
-    total = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-    return None if total[0] % 2 or total[1] % 2 else (total[0] // 2, total[1] // 2)
-
-
-def _is_token_wise(x: Tensor, mask: Tensor) -> bool:
-    """Tell whether ``x`` has one row per token of ``mask`` (batch × tokens)."""
-    if mask.ndim != 2:
-        return False
-    return x.shape[:-1] == mask.shape or (x.ndim == 2 and len(x) == mask.numel())

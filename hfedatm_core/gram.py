@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from hfedatm_core.arrays import Array, WireType, encode, is_finite, read_integer, read_values
-from hfedatm_core.packing import diagonal_positions, pack, triangle_dim, unpack, upper_blocks
+from hfedatm_core.packing import (
+    diagonal_positions,
+    feature_order,
+    pack,
+    triangle_dim,
+    unpack,
+    upper_blocks,
+)
 
 
 class Gram(ABC):
@@ -277,22 +284,6 @@ class FactorGram(Gram):
     def __mul__(self, factor: float) -> FactorGram:  # noqa: D105
         scale = _nonnegative(factor)
         return FactorGram(self.factor * scale**0.5, self._diagonal * scale, self.rows, self.rank)
-
-
-def feature_order(index: Tensor | Sequence[int], dim: int) -> Tensor | None:
-    """Expand a channel permutation to ``dim`` features; ``None`` stands for the identity."""
-    channels = torch.as_tensor(index, dtype=torch.long).cpu()
-    count = channels.numel()
-    identity = torch.arange(count)
-    if channels.ndim != 1 or count == 0 or not torch.equal(channels.sort().values, identity):
-        raise ValueError(f"index is not a permutation of 0..{count - 1}")
-    block, tail = divmod(dim, count)
-    if block == 0 or tail > 1:
-        raise ValueError(f"a permutation of {count} channels does not fit a Gram of {dim} features")
-    if torch.equal(channels, identity):
-        return None
-    order = (channels[:, None] * block + torch.arange(block)).flatten()
-    return torch.cat([order, torch.arange(dim - tail, dim)])
 
 
 def _float(values: Tensor) -> Tensor:

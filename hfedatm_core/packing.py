@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -64,6 +64,22 @@ def add_outer(matrix: Tensor, rows: Tensor, block: int = 256) -> None:
     """
     for i in range(0, len(matrix), block):
         matrix[i : i + block, i:].addmm_(rows[:, i : i + block].T, rows[:, i:])
+
+
+def feature_order(index: Tensor | Sequence[int], dim: int) -> Tensor | None:
+    """Expand a channel permutation to ``dim`` features; ``None`` stands for the identity."""
+    channels = torch.as_tensor(index, dtype=torch.long).cpu()
+    count = channels.numel()
+    identity = torch.arange(count)
+    if channels.ndim != 1 or count == 0 or not torch.equal(channels.sort().values, identity):
+        raise ValueError(f"index is not a permutation of 0..{count - 1}")
+    block, tail = divmod(dim, count)
+    if block == 0 or tail > 1:
+        raise ValueError(f"a permutation of {count} channels does not fit a Gram of {dim} features")
+    if torch.equal(channels, identity):
+        return None
+    order = (channels[:, None] * block + torch.arange(block)).flatten()
+    return torch.cat([order, torch.arange(dim - tail, dim)])
 
 
 def compress(rows: Tensor, rank: int) -> tuple[Tensor, float]:
