@@ -6,15 +6,20 @@ import sys
 
 import typer
 
-from hfedatm.cli import run, settings
+from hfedatm.cli import deploy, run, settings
 from hfedatm.errors import UserError
 
 typer_app = typer.Typer(
-    name="hfedatm", no_args_is_help=True, pretty_exceptions_enable=False,
+    name="hfedatm",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
     help="Hierarchical federated domain generalisation on Flower.",
 )
 typer_app.command("run")(run.run)
 typer_app.command("settings")(settings.settings)
+typer_app.command("up")(deploy.up)
+typer_app.command("down")(deploy.down)
+typer_app.command("submit")(deploy.submit)
 
 
 def app() -> None:
@@ -22,4 +27,5 @@ def app() -> None:
     try:
         typer_app()
     except UserError as error:
-        sys.exit(f"hfedatm: {error}")
+        print(f"hfedatm: {error}", file=sys.stderr)
+        sys.exit(2)
