@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hfedatm.errors import UserError
+from hfedatm.privacy import check_privacy_settings
 
 
 class SettingsError(UserError):
@@ -122,6 +123,39 @@ class Settings(BaseModel):
     gram_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     gram_min_rows: int = Field(64, ge=1, description="smaller Grams are refused unless DP is on")
 
+    # --- privacy
+    privacy_mechanism: Literal["none", "example", "client", "paper"] = Field(
+        "none", alias="privacy.mechanism", description="whose contribution Gram noise hides"
+    )
+    privacy_clip: float = Field(
+        1.0, gt=0, alias="privacy.clip", description="bound of that contribution, per Gram"
+    )
+    privacy_epsilon: float = Field(
+        0.0, ge=0, alias="privacy.epsilon", description="budget of the whole run; 0 is not given"
+    )
+    privacy_delta: float = Field(1e-5, gt=0, lt=1, alias="privacy.delta")
+    privacy_sigma: float = Field(
+        0.0, ge=0, alias="privacy.sigma", description="noise multiplier; 0 derives it from epsilon"
+    )
+    privacy_rank: int = Field(
+        0, ge=0, alias="privacy.rank", description="eigenvalues kept by 'paper'; 0 is all"
+    )
+    privacy_insecure_dp_seed: int = Field(
+        -1,
+        ge=-1,
+        alias="privacy.insecure-dp-seed",
+        description="makes the noise repeatable and so useless as protection; -1 is off",
+    )
+    dp_sgd: bool = Field(False, description="train with Opacus: protects the weights")
+    dp_sgd_clip: float = Field(1.0, gt=0, description="bound of an example's gradient")
+    fix_model: bool = Field(False, description="replace BatchNorm by GroupNorm on every tier")
+    secure_aggregation: bool = Field(
+        False, description="stations see the sum of their clients' replies, and none of them"
+    )
+    secure_threshold: float = Field(
+        0.6, gt=0.5, le=1, description="share of the clients that must stay for a secure sum"
+    )
+
     # --- where it runs, what happens when a node fails
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")
     threads: int = Field(1, ge=0, description="CPU threads per client; 0 leaves it to torch")
@@ -159,6 +193,7 @@ class Settings(BaseModel):
                 parse_params(getattr(self, key))
             except ValueError as error:
                 raise ValueError(f"{_key(key)}: {error}") from None
+        check_privacy_settings(self)
         return self
 
     @property
