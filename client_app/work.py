@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from client_app.data import Batches, client_data
 from client_app.methods.base import State
 from client_app.training import evaluate, learning_rate, torch_threads, train_locally
-from hfedatm.assembly import build_method, build_model, pick_device
+from hfedatm.assembly import build_method, build_model, example_grams, pick_device
 from hfedatm.errors import UserError
 from hfedatm.plugins import check_call, import_object
-from hfedatm.records import Task, record_to_state
+from hfedatm.privacy import is_private
+from hfedatm.records import Task, find_record, record_to_state
 from hfedatm.seeding import derive
 from hfedatm.state import NodeMemory
 from hfedatm_core import Gram, collect_grams
+from hfedatm_core.sharing import distinct
+
+if TYPE_CHECKING:
+    from client_app.privacy import ClientPrivacy
 
 TRAIN_FN = "train(model, batches, received, settings) -> dict of metrics"
 
@@ -32,17 +37,20 @@ class LocalWork:
         self.method = build_method(settings)
         self.data = client_data(settings, self.task.client, context.node_config)
         self.received = record_to_state(content["model"])  # type: ignore[arg-type]
-        shared = content.array_records.get("shared")
+        shared = find_record(content, "shared", ArrayRecord)
         self.shared = record_to_state(shared) if shared else {}
         self.model = build_model(settings, self.data.spec, self.method)
         self.model.load_state_dict(self.received)
-        self.model.to(self.device)
         self.memory = NodeMemory(
             self.task.run,
             f"client-{self.task.client}",
             context.node_config.get("state-dir"),  # type: ignore[arg-type]
         )
         self.num_examples = len(self.data.train)
+        secure = find_record(content, "secure", ConfigRecord)
+        self.asked = int(secure["asked"]) if secure else 1  # type: ignore[arg-type]
+        self.privacy = self._privacy() if is_private(settings) else None
+        self.model.to(self.device)
         self._moment = (self.task.round, self.task.station_round)
         self._seed = derive(settings.seed, "client", self.task.client, *self._moment)
 
@@ -53,13 +61,18 @@ class LocalWork:
 
     def train(self) -> dict[str, float]:
         """Train, with the project's loop or the user's."""
+        if self.privacy:
+            self.privacy.require()
         with self._reproducible():
             if self.settings.train_fn:
                 return self._train_with(load_train_fn(self.settings))
             self.method.begin(self.model, self.shared, self.memory.load(before=self._moment))
             lr = learning_rate(self.settings, *self._moment)
-            shuffled = self._batches(derive(self._seed, "order"))
-            loss = train_locally(self.model, self.method, shuffled, self.settings, lr)
+            if self.settings.dp_sgd:
+                loss = self._train_privately(lr)
+            else:
+                shuffled = self._batches(derive(self._seed, "order"))
+                loss = train_locally(self.model, self.method, shuffled, self.settings, lr)
         if kept := self.method.remember():
             self.memory.save(self._moment, kept)
         return {"loss": loss, **self.method.metrics()}
@@ -73,19 +86,41 @@ class LocalWork:
             )
         return {name: float(value) for name, value in metrics.items()}
 
+    def _train_privately(self, lr: float) -> float:
+        from client_app.private_training import train_privately
+
+        assert self.privacy is not None
+        return train_privately(
+            self.model,
+            self.method,
+            self._batches(),
+            self.settings,
+            lr,
+            sigma=self.privacy.sigma,
+            sample_rate=self.privacy.sample_rate,
+            steps=self.privacy.steps,
+            source=self.privacy.source("dp-sgd"),
+        )
+
     def grams(self) -> dict[str, Gram]:
-        """Return the Grams of the trained model's layer inputs over all training examples."""
+        """Return the Grams of the trained model's layer inputs, as this client may send them."""
         s = self.settings
+        if self.privacy:
+            self.privacy.require()
         with self._reproducible():
             grams = collect_grams(
                 self.model,
                 self._batches(),
                 max_dim=s.gram_max_dim,
                 rank=s.gram_rank,
+                clip=s.privacy_clip if s.privacy_mechanism == "example" else None,
                 max_batches=s.gram_batches or None,
                 conv=s.regmean_conv,
                 bias=s.regmean_bias == "exact",
             )
+        if self.privacy and s.privacy_mechanism != "none":
+            used = min(self.num_examples, s.gram_batches * s.batch_size or self.num_examples)
+            return self.privacy.release(grams, used, self.asked)
         for layer, gram in grams.items():
             if gram.rows < s.gram_min_rows:
                 raise UserError(
@@ -94,6 +129,10 @@ class LocalWork:
                     "examples, or turn on privacy.mechanism"
                 )
         return grams
+
+    def spend(self) -> dict[str, float]:
+        """Book what the reply releases, before it leaves; return what to report of it."""
+        return {"epsilon": self.privacy.spend()} if self.privacy else {}
 
     def evaluate(self) -> dict[str, float]:
         """Return loss and accuracy counts on the validation examples, in all and by domain."""
@@ -107,6 +146,16 @@ class LocalWork:
                     metrics[f"{count}/{domain.name}"] = found[count]
         metrics["loss"] /= max(1.0, metrics["num-examples"])
         return metrics
+
+    def _privacy(self) -> ClientPrivacy | None:
+        if self.task.kind not in ("train", "measure"):
+            return None
+        from client_app.privacy import ClientPrivacy  # late: Opacus is slow to import
+
+        s = self.settings
+        noised = s.privacy_mechanism != "none"
+        grams = len(distinct(example_grams(s, self.model, self.data.spec))) if noised else 0
+        return ClientPrivacy(self.task, self.num_examples, grams, self.memory.folder)
 
     def _batches(self, seed: int | None = None) -> Batches:
         return Batches(self.data.train, self.data.spec, self.settings.batch_size, self.device, seed)

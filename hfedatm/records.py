@@ -11,17 +11,18 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from hfedatm.settings import Settings
 from hfedatm_core.gram import FactorGram, Gram
 from hfedatm_core.sharing import pack_grams, unpack_grams
 
 State = dict[str, torch.Tensor]
+R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 
 
 class BadReply(Exception):
@@ -142,13 +143,23 @@ def reply_with_failure(message: Message, error: BaseException) -> Message:
 # --- unpacking what arrived
 
 
+def find_record(content: RecordDict, key: str, kind: type[R]) -> R | None:
+    """Return one record of a message, if it is there and of this kind.
+
+    Not by ``content.array_records``: each use of that leaves a reference cycle behind, which keeps
+    the whole message in memory until the garbage collector happens to run.
+    """
+    record = content.get(key)
+    return record if isinstance(record, kind) else None
+
+
 def open_reply(message: Message, max_mb: float) -> RecordDict:
     """Return the content of a reply, or raise `BadReply` with the node's reason."""
     if message.has_error():
         raise BadReply(message.error.reason or f"Flower error {message.error.code}")
     content = message.content
-    if "failure" in content.config_records:
-        raise BadReply(str(content.config_records["failure"].get("reason", "unknown error")))
+    if failure := find_record(content, "failure", ConfigRecord):
+        raise BadReply(str(failure.get("reason", "unknown error")))
     size = content_bytes(content)
     if size > max_mb * 1e6:
         raise BadReply(f"reply of {size / 1e6:.1f} MB is larger than max-reply-mb = {max_mb:g}")
@@ -157,16 +168,17 @@ def open_reply(message: Message, max_mb: float) -> RecordDict:
 
 def content_bytes(content: RecordDict) -> int:
     """Bytes of all arrays in a message."""
-    return sum(record.count_bytes() for record in content.array_records.values())
+    records = content.values()
+    return sum(record.count_bytes() for record in records if isinstance(record, ArrayRecord))
 
 
 def open_state(
     content: RecordDict, reference: Mapping[str, torch.Tensor], key: str = "model"
 ) -> State:
     """Return the model in a reply after checking keys, shapes, types and finiteness."""
-    if key not in content.array_records:
+    record = find_record(content, key, ArrayRecord)
+    if record is None:
         raise BadReply(f"reply has no '{key}' arrays")
-    record = content.array_records[key]
     missing, extra = reference.keys() - record.keys(), record.keys() - reference.keys()
     if missing or extra:
         raise BadReply(f"{key}: missing tensors {sorted(missing)}, unknown tensors {sorted(extra)}")
@@ -200,10 +212,11 @@ def open_grams(content: RecordDict, layers: Mapping[str, int], max_dim: int) -> 
 
     ``layers`` maps each expected layer to its width; those above ``max_dim`` come as factors.
     """
-    if "grams" not in content.array_records:
+    record = find_record(content, "grams", ArrayRecord)
+    if record is None:
         raise BadReply("reply has no 'grams' arrays")
     try:
-        grams = record_to_grams(content.array_records["grams"])
+        grams = record_to_grams(record)
     except Exception as error:
         raise BadReply(f"grams cannot be read: {error}") from error
     missing, extra = layers.keys() - grams.keys(), grams.keys() - layers.keys()
@@ -223,10 +236,11 @@ def open_metrics(
     needed: Iterable[str] = (),
 ) -> dict[str, float]:
     """Return the metrics of a reply; ``counts`` must be there and be plausible whole numbers."""
-    if "metrics" not in content.metric_records:
+    record = find_record(content, "metrics", MetricRecord)
+    if record is None:
         raise BadReply("reply has no 'metrics'")
     metrics: dict[str, float] = {}
-    for name, value in content.metric_records["metrics"].items():
+    for name, value in record.items():
         if not isinstance(value, int | float) or not np.isfinite(value):
             raise BadReply(f"metrics: {name} = {value!r} is not a finite number")
         metrics[name] = value

@@ -17,6 +17,7 @@ from hfedatm.records import (
     State,
     Task,
     content_bytes,
+    find_record,
     layers_to_record,
     open_grams,
     open_metrics,
@@ -28,6 +29,7 @@ from hfedatm.records import (
     state_to_record,
     take_each,
 )
+from hfedatm.privacy import is_private
 from hfedatm.settings import Settings
 from hfedatm_core import ChannelGraph, MeanAccumulator, Update
 from hfedatm_core.arrays import is_finite
@@ -155,6 +157,13 @@ class HFedATMStrategy(Strategy):
         }
         if examples:
             self.record["loss"] = sum(s["loss"] * s["num-examples"] for s in stations) / examples
+        if is_private(self.settings):
+            self.epsilon = max([self.epsilon, *(s.get("epsilon", 0.0) for s in stations)])
+            self.record["privacy"] = {
+                "epsilon": self.epsilon,
+                "budget": self.settings.privacy_epsilon or None,
+                "delta": self.settings.privacy_delta,
+            }
         needed = max(1, math.ceil(self.settings.station_quorum * self._asked))
         if merged is None or len(stations) < needed:
             if len(stations) < needed:
@@ -293,7 +302,8 @@ class HFedATMStrategy(Strategy):
         ]
 
     def _note_failures(self, content: RecordDict, station: str) -> None:
-        for failure in record_to_failures(content.config_records.get("failures", ConfigRecord())):
+        noted = find_record(content, "failures", ConfigRecord) or ConfigRecord()
+        for failure in record_to_failures(noted):
             self.record["failures"].append(
                 {"node": f"{station}, {failure.node}", "reason": failure.reason}
             )

@@ -13,9 +13,11 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from hfedatm.assembly import build_method, build_rule
+from hfedatm.privacy import is_private
 from hfedatm.records import (
     Task,
     failures_to_record,
+    find_record,
     grams_to_record,
     record_to_layers,
     record_to_state,
@@ -27,25 +29,25 @@ from station_app.strategy import StationStrategy
 
 def run_station(grid: Grid, content: RecordDict) -> RecordDict:
     """Do what the server's task asks for, with this station's clients."""
-    task = Task.from_record(content.config_records["task"])
+    task = Task.from_record(content["task"])
     started = time.perf_counter()
     reply = _JOBS[task.kind](grid, content, task)
-    reply.metric_records["metrics"]["seconds"] = time.perf_counter() - started
+    reply["metrics"]["seconds"] = time.perf_counter() - started
     return reply
 
 
 def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
-    shared = content.array_records.get("shared")
+    shared = find_record(content, "shared", ArrayRecord)
     if build_method(task.settings).sharing == "station":
         shared = _share_in_station(grid, content, task)
-    layers = record_to_layers(content.config_records["layers"])
+    layers = record_to_layers(content["layers"])
     strategy = StationStrategy(task, layers, shared, build_rule(task.settings))
-    arrays = content.array_records["model"]
+    arrays = content["model"]
     memory = NodeMemory(task.run, f"station-{task.station}-rule")
     strategy.side.begin(
         task,
         record_to_state(arrays),
-        record_to_state(content.array_records.get("rule", ArrayRecord())),
+        record_to_state(find_record(content, "rule", ArrayRecord) or ArrayRecord()),
         memory.load(before=(task.round, 0)),
     )
     for station_round in range(1, task.settings.station_rounds + 1):
@@ -65,6 +67,8 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
             **strategy.side.metrics(),
         }
     )
+    if is_private(task.settings):
+        metrics["epsilon"] = strategy.epsilon
     if kept := strategy.side.remember():
         memory.save((task.round, 0), kept)
     reply = RecordDict(
@@ -81,9 +85,9 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
 
 def _prepare(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
     strategy = StationStrategy(task)
-    messages = strategy.configure_prepare(content.array_records["model"], grid)
+    messages = strategy.configure_prepare(content["model"], grid)
     replies = grid.send_and_receive(messages, timeout=task.settings.client_timeout)
-    mean = strategy.aggregate_prepare(replies, record_to_state(content.array_records["shared"]))
+    mean = strategy.aggregate_prepare(replies, record_to_state(content["shared"]))
     return RecordDict(
         {
             "shared": state_to_record(mean),
@@ -98,7 +102,7 @@ def _prepare(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
 def _share_in_station(grid: Grid, content: RecordDict, task: Task) -> ArrayRecord:
     """Average what the method shares over this station alone, and keep it for the next round."""
     memory = NodeMemory(task.run, f"station-{task.station}")
-    mean = record_to_state(_prepare(grid, content, task).array_records["shared"])
+    mean = record_to_state(_prepare(grid, content, task)["shared"])
     blended = build_method(task.settings).blend(memory.load(before=(task.round, 0)), mean)
     memory.save((task.round, 0), blended)
     return state_to_record(blended)
@@ -106,7 +110,7 @@ def _share_in_station(grid: Grid, content: RecordDict, task: Task) -> ArrayRecor
 
 def _evaluate(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
     strategy = StationStrategy(task)
-    arrays = content.array_records["model"]
+    arrays = content["model"]
     messages = strategy.configure_evaluate(task.round, arrays, ConfigRecord(), grid)
     replies = grid.send_and_receive(messages, timeout=task.settings.client_timeout)
     metrics = strategy.aggregate_evaluate(task.round, replies)

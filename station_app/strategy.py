@@ -33,6 +33,7 @@ from hfedatm.records import (
 )
 from hfedatm.seeding import derive
 from hfedatm_core import Gram, GramAccumulator, MeanAccumulator
+from hfedatm_core.sharing import distinct
 from server_app.rules.base import Rule, StationSide
 
 
@@ -72,6 +73,7 @@ class StationStrategy(Strategy):
         self.grams: dict[str, Gram] = {}
         self.num_examples = self.num_clients = 0
         self.bytes_up = self.gram_bytes_up = 0
+        self.epsilon = 0.0
 
     def summary(self) -> None:
         """Log nothing: the server prints one line per round for the whole tree."""
@@ -113,6 +115,7 @@ class StationStrategy(Strategy):
             self.bytes_up += content_bytes(content)
             self.num_examples += examples
             self.num_clients += 1
+            self.epsilon = max(self.epsilon, metrics.get("epsilon", 0.0))
 
         self._fold(replies, take)
         if need_grams:
@@ -135,9 +138,10 @@ class StationStrategy(Strategy):
 
         def take(reply: Message) -> None:
             content = open_reply(reply, self.settings.max_reply_mb)
-            examples = int(open_metrics(content)["num-examples"])
+            metrics = open_metrics(content)
             found = open_grams(content, self.layers, self.settings.gram_max_dim)
-            self._add_grams(grams, content, found, examples)
+            self._add_grams(grams, content, found, int(metrics["num-examples"]))
+            self.epsilon = max(self.epsilon, metrics.get("epsilon", 0.0))
             self.bytes_up += content_bytes(content)
 
         self._fold(replies, take)
@@ -151,10 +155,14 @@ class StationStrategy(Strategy):
         self, total: GramAccumulator, content: RecordDict, grams: dict[str, Gram], examples: int
     ) -> None:
         total.add(grams, examples if self.settings.gram_weights == "examples" else 1)
-        self.gram_bytes_up += content.array_records["grams"].count_bytes()
+        self.gram_bytes_up += content["grams"].count_bytes()
 
     def _keep_grams(self, total: GramAccumulator) -> None:
-        self.grams = {name: g.shrink(self.settings.alpha) for name, g in total.result().items()}
+        self.grams = {}
+        for layers, gram in distinct(total.result()).items():
+            if self.settings.privacy_mechanism != "none":
+                gram = _repair(gram)
+            self.grams |= dict.fromkeys(layers, gram.shrink(self.settings.alpha))
 
     # --- what a method shares before a round
 
@@ -237,3 +245,10 @@ class StationStrategy(Strategy):
             raise TooFewClients(
                 f"{answered} of {self._asked} clients answered, {needed} are needed: {reasons}"
             )
+
+
+def _repair(gram: Gram) -> Gram:
+    """Undo what noise did to a mean Gram; on the mean, where most of the noise has cancelled."""
+    from hfedatm_core.privacy.release import repair  # late: Opacus is slow to import
+
+    return repair(gram)

@@ -6,10 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from hfedatm.errors import UserError
+from hfedatm.records import find_record
 from hfedatm.runtime.mapped import MappedGrid
 
 
@@ -58,8 +59,8 @@ class Roster:
         asked = MappedGrid(self._grid, {i: i for i in ids}, self._poll)
         messages = [Message(RecordDict(), node_id, MessageType.QUERY) for node_id in ids]
         for reply in asked.send_and_receive(messages, timeout=60):
-            if reply.has_content() and "node" in reply.content.config_records:
-                said = reply.content.config_records["node"]
+            said = reply.has_content() and find_record(reply.content, "node", ConfigRecord)
+            if said:
                 node_id = reply.metadata.src_node_id
                 self._known[node_id] = Node(
                     node_id,
