@@ -107,7 +107,7 @@ def assign(
         objective = cost.to("cpu", torch.float64, copy=True)
     else:
         objective = sinkhorn_plan(cost, reg, iterations).to(torch.float64).mul_(-n)
-        tie = 8 * torch.finfo(cost.dtype).eps  # the masses to be matched are about one
+        tie /= reg  # a mass is at most one here, and exp(-D / reg) turns errors of D into this
     objective.diagonal().sub_(tie)
     _, columns = linear_sum_assignment(objective.numpy())
     return torch.from_numpy(np.asarray(columns, dtype=np.int64))
