@@ -49,6 +49,7 @@ def train(message: Message, context: Context) -> RecordDict:
     reply = RecordDict({"model": state_to_record(work.model.state_dict())})
     if work.task.send_grams:
         reply["grams"] = grams_to_record(work.grams(), work.settings.gram_dtype)
+    metrics |= work.spend()
     metrics |= {"num-examples": work.num_examples, "seconds": time.perf_counter() - started}
     reply["metrics"] = MetricRecord(metrics)
     return reply
@@ -62,7 +63,7 @@ def measure(message: Message, context: Context) -> RecordDict:
     return RecordDict(
         {
             "grams": grams_to_record(work.grams(), work.settings.gram_dtype),
-            "metrics": MetricRecord({"num-examples": work.num_examples}),
+            "metrics": MetricRecord({"num-examples": work.num_examples, **work.spend()}),
         }
     )
 

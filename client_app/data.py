@@ -63,6 +63,19 @@ class Batches:
             drop_last=lonely,
         )
 
+    def pick(self, index: torch.Tensor) -> Batch:
+        """Return these examples as one batch, which may be empty."""
+        chosen = self.domain.subset(index)
+        if len(index):
+            return next(batches(chosen, self._spec, len(index), device=self._device))
+        inputs, targets = next(batches(self.domain, self._spec, 1, device=self._device))
+        none = (
+            {key: value[:0] for key, value in inputs.items()}
+            if isinstance(inputs, Mapping)
+            else inputs[:0]
+        )
+        return none, targets[:0]
+
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
         return -(-len(self.domain) // self._size)

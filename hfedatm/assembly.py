@@ -20,6 +20,7 @@ from hfedatm.errors import UserError
 from hfedatm.plugins import check_call, construct, find_class, find_function
 from hfedatm.seeding import derive
 from hfedatm.settings import Settings, parse_params
+from hfedatm_core import Gram, collect_grams
 from hfedatm_core.data import DataSpec, DomainData
 from hfedatm_core.discovery import check_options
 from server_app.rules.base import Rule
@@ -92,7 +93,23 @@ def build_model(
             raise UserError(
                 f"model: {settings.model!r} returned {type(model).__name__}, not a Module"
             )
+        if settings.fix_model:
+            from hfedatm_core.privacy.dpsgd import fix_model  # late: Opacus is slow to import
+
+            model = fix_model(model)
         return method.adapt(model)
+
+
+def example_grams(settings: Settings, model: nn.Module, spec: DataSpec) -> dict[str, Gram]:
+    """Return Grams of two made-up examples: which layers have one, how wide, which share one."""
+    return collect_grams(
+        model,
+        [(spec.example(), None)],
+        max_dim=settings.gram_max_dim,
+        rank=settings.gram_rank,
+        conv=settings.regmean_conv,
+        bias=settings.regmean_bias == "exact",
+    )
 
 
 def pick_device(settings: Settings) -> torch.device:

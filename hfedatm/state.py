@@ -36,7 +36,7 @@ class NodeMemory:
 
     def __init__(self, run: str, node: str, root: str | Path | None = None) -> None:
         base = Path(root or os.environ.get("HFEDATM_STATE") or Path.home() / ".cache/hfedatm/state")
-        self._folder = base / run / node
+        self.folder = base / run / node
 
     def load(self, before: Moment) -> dict[str, torch.Tensor]:
         """Return what was kept last before this moment; empty at first."""
@@ -45,7 +45,7 @@ class NodeMemory:
 
     def save(self, at: Moment, tensors: Mapping[str, torch.Tensor]) -> None:
         """Keep tensors; the file appears whole or not at all."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(at)
         part = path.with_suffix(f".{os.getpid()}.part")
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
@@ -57,11 +57,11 @@ class NodeMemory:
 
     def forget(self) -> None:
         """Remove everything; called when the run needs it no more."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _moments(self) -> list[Moment]:
-        names = [path.stem.split("-") for path in self._folder.glob("*-*.safetensors")]
+        names = [path.stem.split("-") for path in self.folder.glob("*-*.safetensors")]
         return [(int(a), int(b)) for a, b in names]
 
     def _path(self, moment: Moment) -> Path:
-        return self._folder / f"{moment[0]}-{moment[1]}.safetensors"
+        return self.folder / f"{moment[0]}-{moment[1]}.safetensors"

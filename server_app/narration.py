@@ -10,12 +10,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from hfedatm.privacy import statement
 from hfedatm.settings import Settings
 from hfedatm_core.data import DomainData
 
 
-def header(settings: Settings, target: str, data: DomainData, folder: Path, done: int) -> str:
-    """Return what is about to happen."""
+def header(
+    settings: Settings, target: str, data: DomainData, folder: Path, done: int, grams: bool
+) -> str:
+    """Return what is about to happen; ``grams`` tells whether clients send Gram matrices."""
     sources = ", ".join(name for name in data.domains if name != target)
     lines = [
         f"HFedATM: {settings.stations} stations x {settings.clients_per_station} clients, "
@@ -25,6 +28,7 @@ def header(settings: Settings, target: str, data: DomainData, folder: Path, done
         f"  {settings.model}, {settings.client_method} clients, "
         f"{settings.server_rule} at the server, "
         f"seed {settings.seed}",
+        f"  privacy: {statement(settings, grams)}",
         f"  results: {folder}",
     ]
     if done:
@@ -46,6 +50,8 @@ def round_line(record: Mapping[str, Any], settings: Settings) -> str:
         f"up {size(up['clients'])} clients, {size(up['stations'])} stations",
         f"{record['seconds']:.1f} s",
     ]
+    if "privacy" in record:
+        parts.insert(-1, _spent(record["privacy"]))
     if "kept" in record:
         parts.append(f"MODEL KEPT: {record['kept']}")
     return " | ".join(parts)
@@ -83,6 +89,11 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     raise AssertionError("unreachable")
+
+
+def _spent(privacy: Mapping[str, Any]) -> str:
+    spent = f"eps {privacy['epsilon']:.3g}"
+    return f"{spent} of {privacy['budget']:g}" if privacy["budget"] else spent
 
 
 def _percent(scores: Mapping[str, float] | None) -> str:

@@ -20,6 +20,7 @@ from hfedatm.assembly import (
     build_method,
     build_model,
     build_rule,
+    example_grams,
     load_data,
     pick_device,
     target_domain,
@@ -28,10 +29,11 @@ from hfedatm.records import record_to_state, state_to_record
 from hfedatm.results import RunFolder
 from hfedatm.settings import Settings, resolve
 from hfedatm.tracking import check_trackers, open_trackers
-from hfedatm_core import ChannelGraph, collect_grams
+from hfedatm_core import ChannelGraph
 from hfedatm_core.data import DataSpec
 from server_app import diagnostics
 from server_app.narration import header, outcome, round_line
+from server_app.privacy import check_privacy
 from server_app.scores import summarise
 from server_app.strategy import HFedATMStrategy
 
@@ -52,7 +54,9 @@ def check(settings: Settings) -> None:
     """Build everything once, so that whatever is wrong is said before round 1."""
     data = load_data(settings)
     target_domain(settings, data)
-    build_model(settings, data.spec, build_method(settings))
+    method = build_method(settings)
+    model = build_model(settings, data.spec, method)
+    check_privacy(settings, build_rule(settings), method, model, data.spec)
     check_trackers(settings)
     if settings.train_fn:
         load_train_fn(settings)
@@ -66,6 +70,7 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
     target = target_domain(settings, data)
     method, rule = build_method(settings), build_rule(settings)
     model = build_model(settings, data.spec, method)
+    grams = example_grams(settings, model, data.spec) if rule.needs_grams else {}
     done, state, remembered = folder.restore()
     if done:
         model.load_state_dict(state)
@@ -74,17 +79,19 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
         rule,
         method,
         ChannelGraph.trace(model, _example(data.spec)),
-        layers=_gram_layers(model, data.spec, settings) if rule.needs_grams else {},
+        layers={name: gram.dim for name, gram in grams.items()},
         template=_shared_template(model, method, data.spec),
         done=done,
         run=folder.id,
     )
     strategy.restore(remembered)
+    spent = [r["privacy"]["epsilon"] for r in folder.rounds() if "privacy" in r]
+    strategy.epsilon = max(spent, default=0.0)
     if settings.station_start == "own":
         strategy.start_of = lambda station: state_to_record(
             build_model(settings, data.spec, method, station).state_dict()
         )
-    log.info(header(settings, target, data, folder.path, done))
+    log.info(header(settings, target, data, folder.path, done, bool(grams)))
     unseen = Batches(data.domains[target], data.spec, 256, device)
     trackers = open_trackers(settings, folder.path, done)
     started = time.perf_counter()
@@ -134,20 +141,6 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
 def _example(spec: DataSpec) -> tuple[Any, ...]:
     inputs = spec.example()
     return tuple(inputs.values()) if isinstance(inputs, dict) else (inputs,)
-
-
-def _gram_layers(model: nn.Module, spec: DataSpec, settings: Settings) -> dict[str, int]:
-    """Find the layers that will have a Gram by making one from an example."""
-    batch = (spec.example(), torch.zeros(2, dtype=torch.long))
-    grams = collect_grams(
-        model,
-        [batch],
-        max_dim=settings.gram_max_dim,
-        rank=settings.gram_rank,
-        conv=settings.regmean_conv,
-        bias=settings.regmean_bias == "exact",
-    )
-    return {name: gram.dim for name, gram in grams.items()}
 
 
 def _shared_template(model: nn.Module, method: Any, spec: DataSpec) -> dict[str, torch.Tensor]:

@@ -82,6 +82,8 @@ class HFedATMStrategy(Strategy):
         self.start_of: Callable[[int], ArrayRecord] | None = None
         """Model a station starts round 1 from; None: all start from the global model."""
         self._broadcast: State = {}
+        self.epsilon = 0.0
+        """The most that any client has reported as spent."""
 
     def summary(self) -> None:
         """Log nothing: the run prints its own header."""

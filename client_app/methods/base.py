@@ -27,6 +27,10 @@ class Method:
     sharing: ClassVar[Literal["none", "global", "station"]] = "none"
     """Whether clients send something before a round (`share`), and up to where it is averaged."""
 
+    per_example_loss: ClassVar[bool] = False
+    """Whether `loss` is a mean over examples of a function of the network's output alone, and no
+    gradient is changed: what DP-SGD needs."""
+
     def adapt(self, model: nn.Module) -> nn.Module:
         """Return the network this method trains; called alike on every tier."""
         return model

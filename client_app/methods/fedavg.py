@@ -1,6 +1,7 @@
 """FedAvg (McMahan et al., 2017): cross-entropy, nothing else."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from client_app.methods.base import Method
 
@@ -8,3 +9,5 @@ from client_app.methods.base import Method
 @dataclass
 class FedAvg(Method):
     """Plain local training."""
+
+    per_example_loss: ClassVar[bool] = True

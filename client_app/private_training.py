@@ -1,0 +1,71 @@
+"""Local training with DP-SGD: the weights, and the loss reported with them, are private."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from client_app.data import Batches
+from client_app.methods.base import Method
+from client_app.training import Diverged, make_optimizer
+from hfedatm.settings import Settings
+from hfedatm_core.collect import forward
+from hfedatm_core.privacy.dpsgd import make_private, poisson_batches
+from hfedatm_core.privacy.noise import NoiseSource
+
+LOSS_BOUND = 10.0
+"""An example's loss counts up to this, which bounds what one example does to the reported mean."""
+
+
+def train_privately(
+    model: nn.Module,
+    method: Method,
+    data: Batches,
+    settings: Settings,
+    lr: float,
+    *,
+    sigma: float,
+    sample_rate: float,
+    steps: int,
+    source: NoiseSource,
+) -> float:
+    """Train for ``steps`` DP-SGD steps and return the noised mean loss afterwards."""
+    # Opacus listens to the outputs of layers, which must not be overwritten.
+    for module in model.modules():
+        if getattr(module, "inplace", False):
+            module.inplace = False
+    examples = len(data.domain)
+    wrapped, optimizer = make_private(
+        model,
+        make_optimizer(model.parameters(), settings, lr),
+        sigma=sigma,
+        clip=settings.dp_sgd_clip,
+        expected_batch_size=sample_rate * examples,
+        source=source,
+    )
+    try:
+        for index in poisson_batches(examples, sample_rate, steps, source):
+            inputs, targets = data.pick(index)
+            optimizer.zero_grad()
+            method.loss(wrapped, inputs, targets).backward()
+            optimizer.step()
+    finally:
+        wrapped.to_standard_module()
+        for parameter in model.parameters():
+            parameter.grad = None
+    if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
+        raise Diverged(f"the weights are not finite after DP-SGD at lr {lr:g}: lower lr")
+    return private_loss(model, data, sigma, source)
+
+
+@torch.no_grad()
+def private_loss(model: nn.Module, data: Batches, sigma: float, source: NoiseSource) -> float:
+    """Return the mean over all examples of min(loss, bound), noised: one Gaussian release."""
+    model.eval()
+    total = 0.0
+    for inputs, targets in data:
+        losses = F.cross_entropy(forward(model, inputs), targets, reduction="none")
+        total += float(losses.clamp(max=LOSS_BOUND).sum())
+    total += sigma * LOSS_BOUND * float(source.normal(1)[0])
+    return max(0.0, total / len(data.domain))
