@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from hfedatm.cli import deploy, run, settings
+from hfedatm.cli import compare, deploy, report, run, settings, topology, watch
 from hfedatm.errors import UserError
 
 typer_app = typer.Typer(
@@ -16,6 +16,10 @@ typer_app = typer.Typer(
     help="Hierarchical federated domain generalisation on Flower.",
 )
 typer_app.command("run")(run.run)
+typer_app.command("watch")(watch.watch)
+typer_app.command("report")(report.report)
+typer_app.command("compare")(compare.compare)
+typer_app.command("topology")(topology.topology)
 typer_app.command("settings")(settings.settings)
 typer_app.command("up")(deploy.up)
 typer_app.command("down")(deploy.down)

@@ -1,0 +1,130 @@
+"""Compare runs: which settings differ, who is better, and how sure one can be of it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scipy import stats
+
+from hfedatm.runs import Run
+from server_app.scores import summarise
+
+NOT_COMPARED = {"seed", "run-name", "output", "resume", "diagnostics", "track", "threads", "device"}
+"""Settings that do not make two runs different experiments."""
+
+Score = Callable[[Run], float | None]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds with its 95 % confidence interval (Student's t)."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean."""
+        return statistics.fmean(self.values)
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the interval's width; unknown from one run."""
+        n = len(self.values)
+        if n < 2:
+            return None
+        error = statistics.stdev(self.values) / math.sqrt(n)
+        return float(stats.t.ppf(0.975, n - 1)) * error
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that share all settings but the seed."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    def estimate(self, score: Score) -> Estimate | None:
+        """Return the estimate over the runs that have this score."""
+        values = tuple(v for v in map(score, self.runs) if v is not None)
+        return Estimate(values) if values else None
+
+
+def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Return the settings in which the runs differ, with each run's value."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings)
+    table = {key: [run.settings.get(key) for run in runs] for key in keys}
+    hidden = NOT_COMPARED - {"seed"}
+    return {
+        key: values
+        for key, values in table.items()
+        if key not in hidden and any(value != values[0] for value in values)
+    }
+
+
+def group(runs: Sequence[Run]) -> list[Group]:
+    """Put runs that differ only in the seed together, labelled by what sets them apart."""
+    different = [key for key in differing(runs) if key != "seed"]
+    found: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        found.setdefault(tuple(str(run.settings.get(key)) for key in different), []).append(run)
+    groups = []
+    for values, members in found.items():
+        label = ", ".join(f"{k}={v}" for k, v in zip(different, values, strict=True))
+        groups.append(Group(label or members[0].name, tuple(members)))
+    return groups
+
+
+def scores(runs: Sequence[Run]) -> dict[str, Score]:
+    """Return what runs are compared by: name -> function of a run."""
+    found: dict[str, Score] = {
+        "unseen, best by source": lambda run: _of(run, "best_by_source", "unseen_accuracy"),
+        "unseen, last round": lambda run: _of(run, "last", "unseen_accuracy"),
+        "source, last round": lambda run: _of(run, "last", "source_accuracy"),
+    }
+    domains = {
+        d for run in runs for r in run.rounds for d in r.get("source", {}).get("domains", {})
+    }
+    for domain in sorted(domains):
+        found[f"source {domain}, last round"] = _domain(domain)
+    return found
+
+
+def p_value(a: Group, b: Group, score: Score) -> float | None:
+    """Return how likely so large a difference is by chance.
+
+    Runs are paired by seed when both groups have the same seeds (paired t-test), else compared by
+    Welch's t-test; None with fewer than two runs on a side.
+    """
+    first, second = _by_seed(a, score), _by_seed(b, score)
+    if len(first) < 2 or len(second) < 2:
+        return None
+    if first.keys() == second.keys():
+        pairs = [(first[seed], second[seed]) for seed in first]
+        if len({round(x - y, 12) for x, y in pairs}) == 1:
+            return 1.0 if pairs[0][0] == pairs[0][1] else 0.0
+        return float(stats.ttest_rel(*zip(*pairs, strict=True)).pvalue)
+    return float(
+        stats.ttest_ind(list(first.values()), list(second.values()), equal_var=False).pvalue
+    )
+
+
+def _by_seed(group: Group, score: Score) -> dict[Any, float]:
+    values = {run.settings.get("seed"): score(run) for run in group.runs}
+    return {seed: value for seed, value in values.items() if value is not None}
+
+
+def _of(run: Run, model: str, key: str) -> float | None:
+    value = (summarise(run.rounds)[model] or {}).get(key)
+    return None if value is None else float(value)
+
+
+def _domain(domain: str) -> Score:
+    def score(run: Run) -> float | None:
+        points = run.curve("source", "domains", domain, "accuracy")
+        return points[-1][1] if points else None
+
+    return score

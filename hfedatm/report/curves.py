@@ -1,0 +1,181 @@
+"""Figures over the rounds: accuracy, loss, what was sent, how long it took, what failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from hfedatm.report.style import DASHES, INK, MARKERS, MUTED, colour, figure, to_svg
+from hfedatm.runs import Run
+from server_app.narration import size
+
+
+def accuracy(runs: Sequence[Run]) -> str:
+    """Draw source and unseen-domain accuracy per round, all runs in one figure."""
+    with figure(9.2, 3.8) as drawn:
+        axes = drawn.subplots()
+        for number, run in enumerate(runs):
+            for dash, (key, what) in enumerate((("unseen", "unseen"), ("source", "source"))):
+                points = run.curve(key, "accuracy")
+                shade = number if len(runs) > 1 else dash
+                label = f"{run.name}, {what}" if len(runs) > 1 else f"{what} domains"
+                _line(axes, points, shade, dash, label.replace("unseen domains", "unseen domain"))
+        _percent(axes)
+        _rounds(axes)
+        axes.legend(loc="lower right", ncols=1 if len(runs) < 4 else 2, fontsize=9)
+        return to_svg(drawn, "Accuracy per round on source validation and on the unseen domain")
+
+
+def domains(run: Run) -> str | None:
+    """Draw the accuracy of every domain per round, if clients sent it."""
+    names = sorted({d for r in run.rounds for d in r.get("source", {}).get("domains", {})})
+    if not names:
+        return None
+    with figure(9.2, 3.6) as drawn:
+        axes = drawn.subplots()
+        unseen = next((r["unseen"]["domain"] for r in run.rounds if "unseen" in r), "")
+        for number, name in enumerate([unseen, *names] if unseen else names):
+            keys = ("unseen",) if name == unseen and not number else ("source", "domains", name)
+            points = run.curve(*keys, "accuracy")
+            width = 3.2 if keys == ("unseen",) else 1.6
+            label = f"{name} (unseen)" if keys == ("unseen",) else name
+            _line(axes, points, number, number // 7, label, width)
+        _percent(axes)
+        _rounds(axes)
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="domain", fontsize=9)
+        return to_svg(drawn, "Accuracy per round of every domain")
+
+
+def bytes_sent(run: Run) -> str:
+    """Draw the bytes that went up per round, by tier and by what they were."""
+    return _stacked(
+        run,
+        [
+            ("clients, models", lambda r: r["bytes_up"]["clients"] - _grams(r)),
+            ("clients, Grams", _grams),
+            ("stations, both", lambda r: r["bytes_up"]["stations"]),
+        ],
+        "bytes up",
+        lambda value, _: size(value),
+    )
+
+
+def seconds(run: Run) -> str:
+    """Draw the seconds per round: the slowest part first."""
+    return _stacked(
+        run,
+        [
+            (
+                "stations and clients",
+                lambda r: r.get("train_seconds", 0) - r.get("merge_seconds", 0),
+            ),
+            ("merge", lambda r: r.get("merge_seconds", 0)),
+            ("evaluation, saving", lambda r: r["seconds"] - r.get("train_seconds", r["seconds"])),
+        ],
+        "seconds",
+        lambda value, _: f"{value:g}",
+    )
+
+
+def moved(run: Run) -> str | None:
+    """Draw how many channels the alignment moved, per round."""
+    points = run.curve("moved")
+    if not points or not any(value for _, value in points):
+        return None
+    with figure(9.2, 2.2) as drawn:
+        axes = drawn.subplots()
+        axes.bar([r for r, _ in points], [v for _, v in points], width=0.8, color=colour(0))
+        axes.set_ylabel("channels moved")
+        _rounds(axes)
+        return to_svg(drawn, "Channels moved by the alignment, per round")
+
+
+def privacy(run: Run) -> str | None:
+    """Draw the privacy spent so far, per round."""
+    points = run.curve("privacy", "epsilon")
+    if not points:
+        return None
+    with figure(9.2, 2.4) as drawn:
+        axes = drawn.subplots()
+        _line(axes, points, 0, 0, "spent")
+        axes.set_ylabel("ε spent")
+        axes.set_ylim(bottom=0)
+        _rounds(axes)
+        return to_svg(drawn, "Privacy spent, per round")
+
+
+def failures(run: Run) -> str | None:
+    """Draw who failed when: one row per node, one mark per round."""
+    marks = [(r["round"], f["node"]) for r in run.rounds for f in r["failures"]]
+    if not marks:
+        return None
+    nodes = sorted({node for _, node in marks}, reverse=True)[-30:]
+    with figure(9.2, 0.9 + 0.26 * len(nodes)) as drawn:
+        axes = drawn.subplots()
+        shown = [(number, nodes.index(node)) for number, node in marks if node in nodes]
+        axes.scatter(*zip(*shown, strict=True), marker="X", s=60, color=colour(5))
+        axes.set_yticks(range(len(nodes)), nodes)
+        axes.set_ylim(-0.6, len(nodes) - 0.4)
+        _rounds(axes, (1, run.total))
+        return to_svg(drawn, "Failures per node and round")
+
+
+def _stacked(run: Run, parts: Sequence[tuple], label: str, form: object) -> str:  # type: ignore[type-arg]
+    with figure(4.5, 2.9) as drawn:
+        axes = drawn.subplots()
+        numbers = [r["round"] for r in run.rounds]
+        base = [0.0] * len(numbers)
+        for number, (name, value) in enumerate(parts):
+            heights = [max(0.0, float(value(r))) for r in run.rounds]
+            if any(heights):
+                axes.bar(numbers, heights, 0.8, base, color=colour(number), label=name)
+                base = [a + b for a, b in zip(base, heights, strict=True)]
+        axes.set_ylabel(label)
+        axes.yaxis.set_major_formatter(FuncFormatter(form))  # type: ignore[arg-type]
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        _rounds(axes)
+        drawn.legend(loc="outside upper left", fontsize=8.5, ncols=3, columnspacing=1.0)
+        return to_svg(drawn, f"{label} per round, by part")
+
+
+def _grams(record: dict) -> float:  # type: ignore[type-arg]
+    return float(sum(station.get("gram-bytes-up", 0) for station in record.get("per_station", [])))
+
+
+def _line(
+    axes: Axes,
+    points: Sequence[tuple[int, float]],
+    shade: int,
+    dash: int,
+    label: str,
+    width: float = 2.2,
+) -> None:
+    if not points:
+        return
+    x, y = zip(*points, strict=True)
+    axes.plot(
+        x,
+        y,
+        color=colour(shade),
+        linestyle=DASHES[dash % len(DASHES)],
+        linewidth=width,
+        marker=MARKERS[shade % len(MARKERS)] if len(points) <= 30 else None,
+        markersize=4.5,
+        label=label,
+    )
+
+
+def _percent(axes: Axes) -> None:
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
+    axes.set_ylabel("accuracy", color=MUTED)
+
+
+def _rounds(axes: Axes, limits: tuple[int, int] | None = None) -> None:
+    axes.set_xlabel("global round", color=MUTED)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if limits:
+        axes.set_xlim(limits[0] - 0.5, limits[1] + 0.5)
+    axes.tick_params(labelcolor=INK, labelsize=9)

@@ -1,0 +1,163 @@
+"""Put the page together: facts from the run's folder, figures, and the template."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from hfedatm.comparison import differing
+from hfedatm.errors import UserError
+from hfedatm.report import curves, inside
+from hfedatm.runs import Run
+from hfedatm.settings import Settings
+from server_app.narration import size
+from server_app.scores import summarise
+
+
+def write_report(runs: Sequence[Run], path: Path) -> None:
+    """Write the report of one or several runs; the file appears whole or not at all."""
+    page = render(runs)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        part.write_text(page, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise UserError(f"output: cannot write {path}: {error.strerror}") from None
+
+
+def render(runs: Sequence[Run]) -> str:
+    """Return the page as text; it refers to nothing outside itself."""
+    for run in runs:
+        if not run.rounds:
+            raise UserError(f"{run.name}: no round is finished yet, so there is nothing to show")
+    pages = Environment(
+        loader=PackageLoader("hfedatm.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.filters |= {"size": size, "percent": _percent, "duration": duration}
+    return pages.get_template("page.html.j2").render(
+        runs=[_facts(run) for run in runs],
+        accuracy=curves.accuracy(runs),
+        differing=differing(runs),
+    )
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    last = run.rounds[-1]
+    shown = [(number, _inside(run, number)) for number in sorted(run.diagnostics)]
+    final = run.diagnostics[max(run.diagnostics)] if run.diagnostics else {}
+    return {
+        "run": run,
+        "outcome": summarise(run.rounds),
+        "unseen": next((r["unseen"]["domain"] for r in run.rounds if "unseen" in r), None),
+        "privacy": last.get("privacy"),
+        "failed": [{"round": r["round"], **f} for r in run.rounds for f in r["failures"]],
+        "kept": [r for r in run.rounds if "kept" in r],
+        "stations": _stations(run, last),
+        "domains_seen": sorted({d for s in _stations(run, last) for d in s["domains"]}),
+        "figures": {
+            "domains": curves.domains(run),
+            "bytes": curves.bytes_sent(run),
+            "seconds": curves.seconds(run),
+            "moved": curves.moved(run),
+            "failures": curves.failures(run),
+            "privacy": curves.privacy(run),
+            "confusion": inside.confusion(final),
+        },
+        "mistakes": inside.mistakes(final),
+        "inside": shown,
+        "settings": _settings(run),
+        "command": _command(run),
+    }
+
+
+def _inside(run: Run, number: int) -> dict[str, Any]:
+    """Return the figures of one round's merge."""
+    arrays = run.diagnostics[number]
+    record = next((r for r in run.rounds if r["round"] == number), {})
+    reference = record.get("merge", {}).get("reference")
+    names = [str(name) for name in arrays.get("stations", [])]
+    station = inside.station_moved_most(arrays) or next((n for n in names if n != reference), None)
+    covered, weights = (int(n) for n in arrays.get("covered", (0, 0)))
+    return {
+        "station": station,
+        "moved": record.get("moved", 0),
+        "reference": reference,
+        "assignment": inside.assignment(arrays, station) if station else None,
+        "filters": inside.filters(arrays, station, reference) if station else None,
+        "spectra": inside.spectra(arrays),
+        "distances": inside.distances(arrays),
+        "covered": covered / weights if weights else 0.0,
+        "layers": record.get("merge", {}).get("layers", {}),
+    }
+
+
+def _stations(run: Run, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what is known of each station: its size, domains, pace and failures."""
+    pace = statistics.median(s.get("seconds", 0.0) for s in record["per_station"] or [{}])
+    evaluated = record.get("source", {}).get("stations", {})
+    stations = []
+    for station in sorted(record["per_station"], key=lambda s: _natural(s["name"])):
+        name = station["name"]
+        failed = sum(f["node"].split(",")[0] == name for r in run.rounds for f in r["failures"])
+        stations.append(
+            {
+                "name": name,
+                "clients": int(station["num-clients"]),
+                "examples": int(station["num-examples"]),
+                "seconds": station.get("seconds", 0.0),
+                "slow": station.get("seconds", 0.0) > 2 * pace,
+                "failed": failed,
+                "accuracy": evaluated.get(name, {}).get("accuracy"),
+                "domains": evaluated.get(name, {}).get("domains", {}),
+            }
+        )
+    return stations
+
+
+def _settings(run: Run) -> list[tuple[str, Any, bool]]:
+    """Return key, value and whether it is other than the default."""
+    defaults = Settings().as_config()
+    return [(key, value, defaults.get(key) != value) for key, value in run.settings.items()]
+
+
+def _command(run: Run) -> str:
+    own = {"run-name", "resume", "output"}
+    given = [
+        f"{key}={_quoted(value)}" for key, value, new in _settings(run) if new and key not in own
+    ]
+    return " ".join(["hfedatm run", *given])
+
+
+def _quoted(value: Any) -> str:
+    text = str(value)
+    return text if text and all(c.isalnum() or c in "-_./:=,+" for c in text) else f"'{text}'"
+
+
+def _natural(name: str) -> tuple[int, str]:
+    digits = "".join(c for c in name if c.isdigit())
+    return (int(digits) if digits else -1, name)
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as people read them."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return (
+        str(timedelta(seconds=round(seconds))).removesuffix(":00")
+        if seconds >= 3600
+        else (f"{seconds // 60:.0f} min {seconds % 60:.0f} s")
+    )
