@@ -24,3 +24,6 @@ test-marked: install  ## long training, real processes and containers
 
 lint: install
 	$(BIN)/ruff check . && $(BIN)/mypy
+
+docs: install      ## the documentation, in site/
+	$(BIN)/mkdocs build --strict --quiet

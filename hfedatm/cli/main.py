@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from hfedatm.cli import compare, deploy, report, run, settings, topology, watch
+from hfedatm.cli import check, compare, deploy, report, run, settings, topology, watch
 from hfedatm.errors import UserError
 
 typer_app = typer.Typer(
@@ -16,6 +16,7 @@ typer_app = typer.Typer(
     help="Hierarchical federated domain generalisation on Flower.",
 )
 typer_app.command("run")(run.run)
+typer_app.command("check")(check.check)
 typer_app.command("watch")(watch.watch)
 typer_app.command("report")(report.report)
 typer_app.command("compare")(compare.compare)
@@ -28,6 +29,7 @@ typer_app.command("submit")(deploy.submit)
 
 def app() -> None:
     """Run the command; a user's mistake ends in one message and exit code 2."""
+    sys.path.append("")  # 'mymodel:build' may be a file in the current folder
     try:
         typer_app()
     except UserError as error:

@@ -1,0 +1,98 @@
+"""What the documentation takes from the code when it is built, so that the two cannot disagree.
+
+A page that holds ``<!-- table: settings -->`` gets the table of that name. Formulas become MathML,
+which every browser shows without a script from elsewhere.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from latex2mathml.converter import convert
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put in the tables."""
+    return re.sub(r"<!-- table: (\w+) -->", lambda mark: TABLES[mark[1]](), markdown)
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Turn formulas into MathML."""
+
+    def mathml(found: re.Match[str]) -> str:
+        latex = html.unescape(found["inline"] or found["block"]).strip()
+        return convert(latex, display="inline" if found["inline"] else "block")
+
+    pattern = (
+        r'<span class="arithmatex">\\\((?P<inline>.*?)\\\)</span>'
+        r'|<div class="arithmatex">\\\[(?P<block>.*?)\\\]</div>'
+    )
+    return re.sub(pattern, mathml, content, flags=re.DOTALL)
+
+
+def settings_table() -> str:
+    """Return every setting."""
+    from hfedatm.settings import describe
+
+    return _table(
+        ("key", "default", "allowed", "meaning"),
+        (
+            (f"`{row['key']}`", f"`{row['default']!r}`", f"`{row['allowed']}`", row["meaning"])
+            for row in describe()
+        ),
+    )
+
+
+def presets_table() -> str:
+    """Return what every preset sets, apart from what all of the paper's share."""
+    from hfedatm.settings import load_presets
+
+    rows = load_presets()
+    common = rows["paper"]
+
+    def own(name: str, row: dict[str, Any]) -> str:
+        shown = row if name == "paper" else {k: v for k, v in row.items() if common.get(k) != v}
+        return " ".join(f"`{key}={value}`" for key, value in shown.items())
+
+    return _table(("preset", "sets"), ((f"`{n}`", own(n, row)) for n, row in rows.items()))
+
+
+def commands_list() -> str:
+    """Return the help of every command."""
+    import typer
+    from click import Context
+
+    from hfedatm.cli.main import typer_app
+
+    group: Any = typer.main.get_command(typer_app)
+    parts = []
+    for name, command in group.commands.items():
+        context = Context(command, info_name=f"hfedatm {name}", parent=None)
+        parts.append(f"## hfedatm {name}\n\n```text\n{_help(command, context)}\n```\n")
+    return "\n".join(parts)
+
+
+TABLES = {"settings": settings_table, "presets": presets_table, "commands": commands_list}
+
+
+def _help(command: Any, context: Any) -> str:
+    formatter = context.make_formatter()
+    formatter.width = 90
+    command.format_usage(context, formatter)
+    command.format_help_text(context, formatter)
+    _write_parameters(command, context, formatter)
+    return str(formatter.getvalue()).rstrip()
+
+
+def _write_parameters(command: Any, context: Any, formatter: Any) -> None:
+    records = [p.get_help_record(context) for p in command.get_params(context)]
+    with formatter.section("Arguments and options"):
+        formatter.write_dl([record for record in records if record])
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines)
