@@ -48,7 +48,9 @@ def train(message: Message, context: Context) -> RecordDict:
     metrics = work.train()
     reply = RecordDict({"model": state_to_record(work.model.state_dict())})
     if work.task.send_grams:
+        trained = time.perf_counter()
         reply["grams"] = grams_to_record(work.grams(), work.settings.gram_dtype)
+        metrics["gram-seconds"] = time.perf_counter() - trained
     metrics |= work.spend()
     metrics |= {"num-examples": work.num_examples, "seconds": time.perf_counter() - started}
     reply["metrics"] = MetricRecord(metrics)
@@ -60,12 +62,14 @@ def train(message: Message, context: Context) -> RecordDict:
 def measure(message: Message, context: Context) -> RecordDict:
     """Measure the Grams of the received model."""
     work = _work(message, context)
-    return RecordDict(
-        {
-            "grams": grams_to_record(work.grams(), work.settings.gram_dtype),
-            "metrics": MetricRecord({"num-examples": work.num_examples, **work.spend()}),
-        }
-    )
+    started = time.perf_counter()
+    grams = grams_to_record(work.grams(), work.settings.gram_dtype)
+    metrics = {
+        "num-examples": work.num_examples,
+        "gram-seconds": time.perf_counter() - started,
+        **work.spend(),
+    }
+    return RecordDict({"grams": grams, "metrics": MetricRecord(metrics)})
 
 
 @app.train("prepare")

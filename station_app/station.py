@@ -64,6 +64,7 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
             "num-clients": strategy.num_clients,
             "bytes-up": strategy.bytes_up,
             "gram-bytes-up": strategy.gram_bytes_up,
+            "gram-seconds": strategy.gram_seconds,
             **strategy.side.metrics(),
         }
     )

@@ -73,6 +73,7 @@ class StationStrategy(Strategy):
         self.grams: dict[str, Gram] = {}
         self.num_examples = self.num_clients = 0
         self.bytes_up = self.gram_bytes_up = 0
+        self.gram_seconds = 0.0
         self.epsilon = 0.0
 
     def summary(self) -> None:
@@ -111,7 +112,7 @@ class StationStrategy(Strategy):
             for name in sums:
                 sums[name] += metrics[name] * examples
             if need_grams:
-                self._add_grams(grams, content, found, examples)
+                self._add_grams(grams, content, found, metrics)
             self.bytes_up += content_bytes(content)
             self.num_examples += examples
             self.num_clients += 1
@@ -140,7 +141,7 @@ class StationStrategy(Strategy):
             content = open_reply(reply, self.settings.max_reply_mb)
             metrics = open_metrics(content)
             found = open_grams(content, self.layers, self.settings.gram_max_dim)
-            self._add_grams(grams, content, found, int(metrics["num-examples"]))
+            self._add_grams(grams, content, found, metrics)
             self.epsilon = max(self.epsilon, metrics.get("epsilon", 0.0))
             self.bytes_up += content_bytes(content)
 
@@ -152,10 +153,16 @@ class StationStrategy(Strategy):
         return last and bool(self.layers) and self.settings.gram_model == "client"
 
     def _add_grams(
-        self, total: GramAccumulator, content: RecordDict, grams: dict[str, Gram], examples: int
+        self,
+        total: GramAccumulator,
+        content: RecordDict,
+        grams: dict[str, Gram],
+        metrics: Mapping[str, float],
     ) -> None:
-        total.add(grams, examples if self.settings.gram_weights == "examples" else 1)
+        by_examples = self.settings.gram_weights == "examples"
+        total.add(grams, int(metrics["num-examples"]) if by_examples else 1)
         self.gram_bytes_up += content["grams"].count_bytes()
+        self.gram_seconds += metrics.get("gram-seconds", 0.0)
 
     def _keep_grams(self, total: GramAccumulator) -> None:
         self.grams = {}

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from hfedatm.cli import check, compare, deploy, report, run, settings, topology, watch
+from hfedatm.cli import check, compare, deploy, report, reproduce, run, settings, topology, watch
 from hfedatm.errors import UserError
 
 typer_app = typer.Typer(
@@ -22,6 +22,7 @@ typer_app.command("report")(report.report)
 typer_app.command("compare")(compare.compare)
 typer_app.command("topology")(topology.topology)
 typer_app.command("settings")(settings.settings)
+typer_app.command("reproduce")(reproduce.reproduce)
 typer_app.command("up")(deploy.up)
 typer_app.command("down")(deploy.down)
 typer_app.command("submit")(deploy.submit)

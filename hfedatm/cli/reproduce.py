@@ -1,0 +1,108 @@
+"""``hfedatm reproduce``: a table of results, one command each."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+
+from hfedatm.cli.run import read_settings
+from hfedatm.errors import UserError
+
+Number = TypeVar("Number", int, float)
+
+
+def reproduce(
+    table: Annotated[
+        str,
+        typer.Argument(
+            help="main, architectures, ablation, hfl, independent, options, latency, "
+            "communication or privacy."
+        ),
+    ],
+    assignments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE...", help="Settings of every run in the table."),
+    ] = None,
+    dataset: Annotated[str, typer.Option(help="Data set.")] = "digits",
+    rounds: Annotated[int | None, typer.Option(help="Global rounds.")] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one CPU thread each.")] = 1,
+    lambdas: Annotated[str, typer.Option(help="Heterogeneities; default: the table's.")] = "",
+    targets: Annotated[str, typer.Option(help="Unseen domains; default: each in turn.")] = "",
+    output: Annotated[Path, typer.Option(help="Folder of cells and tables.")] = Path("reproduced"),
+    paper: Annotated[
+        Path | None, typer.Option(help="YAML file of published figures to set beside ours.")
+    ] = None,
+    only_print: Annotated[
+        bool, typer.Option("--print", help="Run nothing; print what the finished cells give.")
+    ] = False,
+) -> None:
+    """Run a table of results and set it in type.
+
+    It can be stopped at any time: finished runs are kept, an unfinished one goes on from its last
+    round, and the same command continues.
+
+    Examples
+    --------
+      hfedatm reproduce ablation
+
+      hfedatm reproduce main --dataset pacs --rounds 20 --jobs 4 data-dir=~/data
+    """
+    from hfedatm.reproduce import tables
+    from hfedatm.reproduce.results import panels, paper_values
+    from hfedatm.reproduce.runner import run_cells
+    from hfedatm.reproduce.typeset import latex, markdown, picture
+
+    given = read_settings(None, assignments or [])
+    if rounds is not None:
+        given["rounds"] = rounds
+    made = tables.make(
+        table,
+        dataset,
+        given,
+        _numbers("--seeds", seeds, int),
+        _numbers("--lambdas", lambdas, float) or None,
+        [name.strip() for name in targets.split(",") if name.strip()] or None,
+    )
+    console = Console()
+    failed = {}
+    if not only_print:
+        failed = run_cells(made.cells(), output, jobs, console).failed
+    found = panels(made, output, paper_values(paper, made, dataset))
+    text = markdown(made, found, _command(), tables.conditions(made))
+    stem = output / f"{table}-{dataset}"
+    output.mkdir(parents=True, exist_ok=True)
+    stem.with_suffix(".md").write_text(text, encoding="utf-8")
+    stem.with_suffix(".tex").write_text(latex(made, found), encoding="utf-8")
+    picture(made, found[0], stem.with_suffix(".png"))
+    typer.echo(text)
+    typer.echo(f"Tables: {stem}.md, .tex, .png")
+    if failed:
+        reasons = "\n".join(f"  {cell.key}: {reason}" for cell, reason in failed.items())
+        raise UserError(f"{len(failed)} runs failed; the same command tries them again\n{reasons}")
+
+
+def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
+    try:
+        return [kind(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise UserError(f"{option}: got {text!r}; write numbers separated by commas") from None
+
+
+def _command() -> str:
+    """Return the command as the user typed it, without where their data and results are."""
+    words = [w for w in sys.argv[1:] if not w.startswith("data-dir=")]
+    kept = []
+    skip = False
+    for word in words:
+        if skip or word.startswith(("--jobs", "--output")) or word == "--print":
+            skip = not skip and word in ("--jobs", "--output")
+            continue
+        kept.append(word)
+    return shlex.join(["hfedatm", *kept])

@@ -1,0 +1,97 @@
+"""Run the cells of a table that are not there yet, several at a time, and say how long it takes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from hfedatm.reproduce.cells import Cell, Store
+from hfedatm.settings import resolve
+
+
+@dataclass
+class Outcome:
+    """What became of the cells."""
+
+    finished: int = 0
+    failed: dict[Cell, str] = field(default_factory=dict)
+
+
+def run_cells(cells: Sequence[Cell], folder: Path, jobs: int, console: Console) -> Outcome:
+    """Run what is missing; whatever is finished when this is stopped stays finished."""
+    store = Store(folder)
+    missing = [cell for cell in cells if store.load(cell) is None]
+    console.print(f"{len(cells)} cells, {len(cells) - len(missing)} of them done", highlight=False)
+    outcome = Outcome()
+    total = sum(map(_work, missing))
+    started, done = time.monotonic(), 0.0
+    for cell, error in _each(missing, folder, jobs):
+        done += _work(cell)
+        outcome.finished += 1
+        if error:
+            outcome.failed[cell] = error
+        seconds = time.monotonic() - started
+        left = seconds / done * (total - done)
+        console.print(
+            f"[{outcome.finished}/{len(missing)}] {_name(cell)}"
+            f"{'  FAILED: ' + error if error else ''}  "
+            f"{_duration(seconds)} gone, about {_duration(left)} left",
+            highlight=False,
+            markup=False,
+        )
+    return outcome
+
+
+def _each(cells: Sequence[Cell], folder: Path, jobs: int) -> Iterator[tuple[Cell, str]]:
+    """Yield each cell as it ends, with the reason if it failed."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by the workers when they import torch
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(jobs, mp_context=context)
+    waiting: dict[Future[None], Cell] = {}
+    try:
+        queue = iter(cells)
+        for cell in queue:
+            waiting[pool.submit(_run, folder, cell)] = cell
+            if len(waiting) < jobs:
+                continue
+            yield from _ended(waiting)
+        while waiting:
+            yield from _ended(waiting)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _ended(waiting: dict[Future[None], Cell]) -> Iterator[tuple[Cell, str]]:
+    for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+        error = future.exception()
+        reason = "" if error is None else f"{type(error).__name__}: {error}"
+        yield waiting.pop(future), reason
+
+
+def _run(folder: Path, cell: Cell) -> None:
+    Store(folder).run(cell)
+
+
+def _work(cell: Cell) -> float:
+    """Return a measure of the time a cell takes, to weigh it in the estimate."""
+    s = resolve(dict(cell.given))
+    return float(s.rounds * s.station_rounds * s.local_epochs)
+
+
+def _name(cell: Cell) -> str:
+    given = dict(cell.given)
+    words = ("server-rule", "client-method", "rule-params", "lambda", "target-domain", "seed")
+    return f"{cell.key}  " + " ".join(f"{k}={given[k]}" for k in words if k in given)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

@@ -1,0 +1,222 @@
+"""Which runs make which table.
+
+A table is rows x columns x seeds. A row and a column are settings; the row every other row is
+compared with comes first.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hfedatm.errors import UserError
+from hfedatm.reproduce.cells import Cell
+from hfedatm.settings import resolve
+
+Given = dict[str, Any]
+
+PRESETS = {
+    "digits": "demo",
+    "digits4": "digits4-lenet5",
+    "pacs": "pacs-lenet5",
+    "office-home": "office-home-lenet5",
+    "terra-incognita": "terra-incognita-lenet5",
+    "amazon": "amazon-minilm",
+}
+METHODS = {"FedAvg": "fedavg", "FedProx": "fedprox", "FedSR": "fedsr", "FedIIR": "fediir"}
+ABLATION = {
+    "Avg": "avg",
+    "HFedATM w/o FOT": "hfedatm-no-fot",
+    "HFedATM w/o RegMean": "hfedatm-no-regmean",
+    "HFedATM": "hfedatm",
+}
+EPSILONS = (4.0, 2.0, 1.0, 0.5, 0.1)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows and columns of settings over seeds.
+
+    ``columns`` maps a group (for example a lambda) to its columns (target domains).
+    """
+
+    name: str
+    title: str
+    rows: dict[str, Given]
+    columns: dict[str, dict[str, Given]]
+    seeds: tuple[int, ...]
+    base: Given
+
+    def cell(self, row: str, group: str, column: str, seed: int) -> Cell:
+        """Return one cell."""
+        given = {**self.base, **self.rows[row], **self.columns[group][column], "seed": seed}
+        return Cell.of(given)
+
+    def cells(self) -> list[Cell]:
+        """Return all cells; seed by seed, so that a stopped table is complete for some seeds."""
+        found = [
+            self.cell(row, group, column, seed)
+            for seed in self.seeds
+            for group, columns in self.columns.items()
+            for column in columns
+            for row in self.rows
+        ]
+        return list(dict.fromkeys(found))
+
+
+def make(
+    name: str,
+    dataset: str,
+    given: Given,
+    seeds: Sequence[int],
+    lambdas: Sequence[float] | None = None,
+    targets: Sequence[str] | None = None,
+) -> Table:
+    """Return a table; ``given`` are settings of every run in it."""
+    if name not in TABLES:
+        raise UserError(f"table: got {name!r}; available: {', '.join(TABLES)}")
+    if dataset not in PRESETS:
+        raise UserError(f"--dataset: got {dataset!r}; available: {', '.join(PRESETS)}")
+    title, rows, preferred = TABLES[name]
+    base = {"preset": PRESETS[dataset], **given}
+    settings = resolve(base)
+    if settings.dataset != dataset:
+        raise UserError(f"--dataset {dataset}, but the settings say dataset={settings.dataset}")
+    domains = targets or _domains(dataset)
+    columns = {
+        f"λ = {lam:g}": {d: {"lambda": lam, "target-domain": d} for d in domains}
+        for lam in (lambdas or preferred)
+    }
+    return Table(name, title, rows(base), columns, tuple(seeds), base)
+
+
+def conditions(table: Table) -> str:
+    """Say under which settings the runs of a table were made; rows may change some of them."""
+    s = resolve(table.base)
+    params = f" ({s.dataset_params})" if s.dataset_params else ""
+    return (
+        f"{s.dataset}{params}, {s.model}, {s.client_method} clients unless the row says otherwise; "
+        f"{s.stations} stations x {s.clients_per_station} clients ({s.station_assignment} order), "
+        f"{s.rounds} rounds x {s.station_rounds} station rounds x {s.local_epochs} epochs, "
+        f"batch {s.batch_size}, {s.optimizer} lr {s.lr:g} momentum {s.momentum:g}, "
+        f"{s.schedule} schedule."
+    )
+
+
+def _domains(dataset: str) -> list[str]:
+    module = importlib.import_module(f"hfedatm_core.data.{dataset.replace('-', '_')}")
+    return list(module.DOMAINS)
+
+
+# --- rows
+
+
+def _main(base: Given) -> dict[str, Given]:
+    return {
+        f"{label} + {rule_label}": {"client-method": method, "server-rule": rule}
+        for label, method in METHODS.items()
+        for rule_label, rule in (("Avg", "avg"), ("HFedATM", "hfedatm"))
+    }
+
+
+def _architectures(base: Given) -> dict[str, Given]:
+    models = {
+        "LeNet-5": {"model": "lenet5"},
+        "ResNet-18": {"model": "resnet18", "model-params": "small_input=true"},
+        "VGG-11": {"model": "vgg11", "model-params": "small_input=true"},
+    }
+    if resolve(base).dataset == "amazon":
+        models = {"MiniLM": {"model": "minilm"}}
+    return {
+        f"{label} + {rule_label}": {**model, "server-rule": rule}
+        for label, model in models.items()
+        for rule_label, rule in (("Avg", "avg"), ("HFedATM", "hfedatm"))
+    }
+
+
+def _ablation(base: Given) -> dict[str, Given]:
+    return {label: {"server-rule": rule} for label, rule in ABLATION.items()}
+
+
+def _hfl(base: Given) -> dict[str, Given]:
+    s = resolve(base)
+    # The same clients and as many local epochs; every client round ends at the server.
+    flat = {
+        "stations": 1,
+        "clients-per-station": s.num_clients,
+        "station-rounds": 1,
+        "rounds": s.rounds * s.station_rounds,
+        "evaluate-every": s.station_rounds,
+    }
+    return {
+        "HierFAVG (Avg)": {"server-rule": "avg"},
+        "FedAvg (no stations)": {"server-rule": "avg", **flat},
+        "MTGC": {"server-rule": "mtgc"},
+        "FedRC": {"server-rule": "fedrc"},
+        "HFedATM": {"server-rule": "hfedatm"},
+    }
+
+
+def _independent(base: Given) -> dict[str, Given]:
+    s = resolve(base)
+    alone = {"station-start": "own", "rounds": 1, "station-rounds": s.rounds * s.station_rounds}
+    rows = {label: {"server-rule": rule, **alone} for label, rule in ABLATION.items()}
+    for label in ("HFedATM w/o RegMean", "HFedATM"):
+        rows[f"{label}, all units"] = {**rows[label], "ot-scope": "all"}
+    return rows
+
+
+def _options(base: Given) -> dict[str, Given]:
+    rows: dict[str, Given] = {"Avg": {"server-rule": "avg"}}
+    variants: dict[str, Given] = {
+        "HFedATM": {},
+        "publish merged, broadcast average": {"rule-params": "broadcast=average"},
+        "β = 0.5": {"rule-params": "beta=0.5"},
+        "β from 1 to 0": {"rule-params": "beta=1,beta_end=0"},
+        "β from 0 to 1": {"rule-params": "beta=0,beta_end=1"},
+        "Grams at the station model": {"gram-model": "station"},
+        "RegMean on convolutions": {"regmean-conv": True},
+        "exact bias": {"regmean-bias": "exact"},
+        "γ by examples": {"regmean-weights": "examples"},
+        "α = 0.25": {"alpha": 0.25},
+        "ridge 0.1": {"ridge": 0.1},
+        "server momentum 0.5": {"rule-params": "momentum=0.5"},
+        "merge every 2nd round": {"rule-params": "every=2"},
+        "align all units": {"ot-scope": "all"},
+        "all of: average out, station Grams, convolutions": {
+            "rule-params": "broadcast=average",
+            "gram-model": "station",
+            "regmean-conv": True,
+        },
+    }
+    return rows | {label: {"server-rule": "hfedatm", **v} for label, v in variants.items()}
+
+
+def _two_rules(base: Given) -> dict[str, Given]:
+    return {"Avg": {"server-rule": "avg"}, "HFedATM": {"server-rule": "hfedatm"}}
+
+
+def _privacy(base: Given) -> dict[str, Given]:
+    rows: dict[str, Given] = {"ε = ∞": {"server-rule": "hfedatm"}}
+    for epsilon in EPSILONS:
+        rows[f"ε = {epsilon:g}"] = {
+            "server-rule": "hfedatm",
+            "privacy.mechanism": "example",
+            "privacy.epsilon": epsilon,
+        }
+    return {**rows, "Avg (no Grams)": {"server-rule": "avg"}}
+
+
+TABLES: dict[str, tuple[str, Callable[[Given], dict[str, Given]], tuple[float, ...]]] = {
+    "main": ("Client methods with and without HFedATM", _main, (1.0, 0.1, 0.0)),
+    "architectures": ("Architectures", _architectures, (0.0,)),
+    "ablation": ("Ablation", _ablation, (1.0, 0.1, 0.0)),
+    "hfl": ("Hierarchical rivals", _hfl, (0.0,)),
+    "independent": ("Independently trained stations, merged once", _independent, (1.0, 0.0)),
+    "options": ("Options of HFedATM", _options, (0.0,)),
+    "latency": ("Seconds per round", _two_rules, (0.0,)),
+    "communication": ("Bytes per round", _two_rules, (0.0,)),
+    "privacy": ("Noise on Grams, example-level, budget of the whole run", _privacy, (0.0,)),
+}
