@@ -60,6 +60,8 @@ def _check_overrides(setting: str, cls: type, base: type) -> None:
         if inspect.isfunction(original) and not name.startswith("_"):
             signature = inspect.signature(original)
             needed = f"{name}({', '.join(signature.parameters)})"
+            if name in getattr(cls, "__abstractmethods__", ()):
+                raise PluginError(f"{setting}: {cls.__name__} must define {needed}")
             check_call(setting, getattr(cls, name), needed, *signature.parameters)
 
 
