@@ -342,6 +342,13 @@ def test_the_shortcut_to_the_identity_is_never_wrong(
         assert np.trace(cost) <= total(cost, assign(torch.from_numpy(cost), "exact")) + 1e-5
 
 
+def test_the_shortcut_is_not_taken_where_two_filters_crossed() -> None:
+    angles = torch.deg2rad(torch.tensor([[0.0, 40.0], [25.0, 15.0]]))
+    left, right = torch.stack([angles.cos(), angles.sin()], -1)
+    assert assign(filters(left).cost(filters(right)), "exact").tolist() == [1, 0]
+    assert filters(left).certain_identity(filters(right)) is None
+
+
 def test_the_shortcut_takes_what_training_leaves_near_the_reference() -> None:
     torch.manual_seed(0)
     left = torch.randn(16, 50)
