@@ -6,7 +6,19 @@ import sys
 
 import typer
 
-from hfedatm.cli import check, compare, deploy, report, reproduce, run, settings, topology, watch
+from hfedatm.cli import (
+    check,
+    compare,
+    deploy,
+    export,
+    init,
+    report,
+    reproduce,
+    run,
+    settings,
+    topology,
+    watch,
+)
 from hfedatm.errors import UserError
 
 typer_app = typer.Typer(
@@ -15,11 +27,13 @@ typer_app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Hierarchical federated domain generalisation on Flower.",
 )
+typer_app.command("init")(init.init)
 typer_app.command("run")(run.run)
 typer_app.command("check")(check.check)
 typer_app.command("watch")(watch.watch)
 typer_app.command("report")(report.report)
 typer_app.command("compare")(compare.compare)
+typer_app.command("export")(export.export)
 typer_app.command("topology")(topology.topology)
 typer_app.command("settings")(settings.settings)
 typer_app.command("reproduce")(reproduce.reproduce)

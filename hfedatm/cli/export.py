@@ -1,0 +1,40 @@
+"""``hfedatm export``: a run's model for use elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def export(
+    run: Annotated[
+        str | None, typer.Argument(help="Folder or name of a run; default: the newest.")
+    ] = None,
+    model: Annotated[
+        Literal["best", "last"],
+        typer.Option(help="The round with the best source-validation accuracy, or the last one."),
+    ] = "best",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder to write; default: export in the run."),
+    ] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx.")] = False,
+) -> None:
+    """Write the model as safetensors with a model card, and as ONNX if asked.
+
+    For example:
+
+      hfedatm export
+
+      hfedatm export results/demo --onnx
+
+      hfedatm export demo --model last -o my-model
+    """
+    from hfedatm.exporting import export_run
+    from hfedatm.runs import newest_run, read_run
+
+    found = read_run(run or newest_run())
+    for path in export_run(found, model, output or found.path / "export", onnx):
+        typer.echo(str(path))

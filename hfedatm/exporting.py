@@ -1,0 +1,115 @@
+"""A run's model for use elsewhere: safetensors, a model card, ONNX."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from pydantic import ValidationError
+from safetensors.torch import load_file
+from torch import nn
+
+from hfedatm.assembly import build_method, build_model, build_rule, load_data
+from hfedatm.errors import UserError
+from hfedatm.privacy import statement
+from hfedatm.runs import Run
+from hfedatm.settings import Settings
+from hfedatm_core.data import DataSpec
+from server_app.scores import summarise
+
+
+def export_run(run: Run, which: str, folder: Path, onnx: bool = False) -> list[Path]:
+    """Write the chosen model and what one needs to use it; return the files.
+
+    Everything is checked and built before the first file is written.
+    """
+    weights = run.path / f"{which}.safetensors"
+    if not weights.is_file():
+        if which == "best" and (run.path / "last.safetensors").is_file():
+            raise UserError(
+                f"{run.name} has no best model, because it never evaluated on source data "
+                "(validation-fraction); export the last one with --model last"
+            )
+        raise UserError(f"{run.name} has no {weights.name}: no round is finished yet")
+    if onnx:
+        require_onnx()
+    settings = _settings(run)
+    spec = load_data(settings).spec
+    model = build_model(settings, spec, build_method(settings))
+    model.load_state_dict(load_file(weights))
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / "model.safetensors", folder / "README.md", folder / "settings.json"]
+    shutil.copyfile(weights, files[0])
+    files[1].write_text(model_card(run, settings, spec, which), encoding="utf-8")
+    files[2].write_text(json.dumps(run.settings, indent=2) + "\n", encoding="utf-8")
+    if onnx:
+        files.append(folder / "model.onnx")
+        write_onnx(model, spec, files[-1])
+    return files
+
+
+def model_card(run: Run, settings: Settings, spec: DataSpec, which: str) -> str:
+    """Return the model card: what it is, how good, how made, how to load it, what to beware of."""
+    cards = Environment(
+        loader=PackageLoader("hfedatm", "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # Markdown, not HTML
+    )
+    outcome = summarise(run.rounds)
+    domains = {d for r in run.rounds for d in r.get("source", {}).get("domains", {})}
+    return cards.get_template("model-card.md.j2").render(
+        run=run,
+        settings=settings,
+        spec=spec,
+        scores=(outcome["best_by_source"] if which == "best" else None) or outcome["last"],
+        which=which,
+        sources=sorted(domains),
+        privacy=statement(settings, build_rule(settings).needs_grams),
+    )
+
+
+def require_onnx() -> None:
+    """Say what to install if ONNX files cannot be written here."""
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise UserError(f"--onnx needs {' and '.join(missing)}; pip install 'hfedatm[onnx]'")
+
+
+def write_onnx(model: nn.Module, spec: DataSpec, path: Path) -> None:
+    """Write the model in evaluation mode, for any batch size."""
+    import torch
+
+    inputs: Any = spec.example()
+    named = inputs if isinstance(inputs, dict) else {"image": inputs}
+    part = path.with_suffix(".part")
+    try:
+        program = torch.onnx.export(
+            model.eval().cpu(),
+            tuple(named.values()),
+            input_names=list(named),
+            output_names=["logits"],
+            dynamic_shapes=[{0: torch.export.Dim("batch")} for _ in named],
+            dynamo=True,
+            verbose=False,
+        )
+        program.save(str(part))
+    except Exception as error:  # the exporter's errors are of many kinds
+        part.unlink(missing_ok=True)
+        raise UserError(f"--onnx: {type(model).__name__} cannot be exported: {error}") from error
+    part.replace(path)
+
+
+def _settings(run: Run) -> Settings:
+    try:
+        return Settings.model_validate(run.settings)
+    except ValidationError as error:
+        raise UserError(
+            f"{run.path / 'config.json'}: written by another version of hfedatm? {error}"
+        ) from None

@@ -1,0 +1,220 @@
+"""Look at a run before it starts: what will happen to each layer, what it costs, what is wrong."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from client_app.data import shares_of
+from client_app.privacy import ClientPrivacy
+from hfedatm.assembly import build_method, build_model, build_rule, load_data, pick_device
+from hfedatm.assembly import target_domain as target_of
+from hfedatm.privacy import clients_asked, is_private, statement
+from hfedatm.records import Task
+from hfedatm.settings import Settings
+from hfedatm_core import ChannelGraph, Gram, collect_grams
+from hfedatm_core.data import DataSpec, DomainData
+from hfedatm_core.sharing import distinct
+from server_app.rules.base import Rule
+from server_app.run import check as refuse_mistakes
+
+FLOAT = 4  # bytes
+
+
+def examine(settings: Settings) -> dict[str, Any]:
+    """Return everything `hfedatm check` shows, as plain data.
+
+    Raises
+    ------
+    UserError
+        For whatever would stop the run before round 1.
+    """
+    refuse_mistakes(settings)
+    data = load_data(settings)
+    rule = build_rule(settings)
+    model = build_model(settings, data.spec, build_method(settings))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        graph = ChannelGraph.trace(model, _arguments(data.spec))
+        grams = _grams(model, data.spec, settings) if rule.needs_grams else {}
+    return {
+        "data": _data(settings, data),
+        "model": {
+            "name": settings.model,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "bytes": _state_bytes(model),
+            "layers": layers(model, graph, grams, rule, settings),
+        },
+        "grams": {
+            ", ".join(names): {"width": gram.dim, "bytes": gram_bytes(gram.dim, settings)}
+            for names, gram in distinct(grams).items()
+        },
+        "bytes_up_per_round": bytes_up(model, grams, settings),
+        "memory": memory(model, grams, settings),
+        "privacy": _privacy(settings, grams),
+        "device": _device(settings),
+        "warnings": [str(w.message) for w in caught],
+    }
+
+
+def layers(
+    model: nn.Module, graph: ChannelGraph, grams: Mapping[str, Gram], rule: Rule, settings: Settings
+) -> list[dict[str, str]]:
+    """Return for every layer with weights how it is aligned and merged, and why so."""
+    aligns = getattr(rule, "fot", False)
+    solves = getattr(rule, "regmean", False)
+    groups = {member.tensor: group for group in graph.groups for member in group.producers}
+    found = []
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, nn.Parameter):
+            continue
+        group = groups.get(f"{name}.weight")
+        if weight.ndim < 2:
+            alignment, why_not = "with the layer before", ""
+        elif not aligns:
+            alignment, why_not = "no", f"server-rule {settings.server_rule} does not align"
+        elif group is None:
+            alignment, why_not = "frozen", graph.frozen.get(name, "its channels are not understood")
+        elif group.kind == "linear" and settings.ot_scope == "conv":
+            alignment, why_not = "no", "hidden units are aligned with ot-scope=all"
+        else:
+            alignment, why_not = "yes", f"{group.size} channels of group {group.name}"
+        merging, reason = _merging(name, module, grams, solves, settings)
+        found.append(
+            {
+                "layer": name,
+                "type": type(module).__name__,
+                "shape": "x".join(map(str, weight.shape)),
+                "aligned": alignment,
+                "aligned_why": why_not,
+                "merged": merging,
+                "merged_why": reason,
+            }
+        )
+    return found
+
+
+def _merging(
+    name: str, module: nn.Module, grams: Mapping[str, Gram], solves: bool, settings: Settings
+) -> tuple[str, str]:
+    if name in grams and solves:
+        return "regmean", f"Gram of {grams[name].dim} inputs"
+    if not solves:
+        return "averaged", f"server-rule {settings.server_rule} has no RegMean"
+    if isinstance(module, nn.Conv2d) and not settings.regmean_conv:
+        return "averaged", "convolutions are merged by RegMean with regmean-conv=true"
+    return "averaged", "has no Gram"
+
+
+def gram_bytes(width: int, settings: Settings) -> int:
+    """Return the bytes of one Gram on the wire: a triangle, or a factor if it is wide."""
+    each = FLOAT if settings.gram_dtype == "float32" else 2
+    if width <= settings.gram_max_dim:
+        return width * (width + 1) // 2 * each
+    return width * settings.gram_rank * each + width * FLOAT
+
+
+def bytes_up(model: nn.Module, grams: Mapping[str, Gram], settings: Settings) -> dict[str, int]:
+    """Return what goes up the tree in a round in which everybody answers.
+
+    Clients send the model in each of the N station rounds and the Grams in the last; a station
+    sends both once. What a method shares beforehand comes on top.
+    """
+    weights = _state_bytes(model)
+    sent = sum(gram_bytes(gram.dim, settings) for gram in distinct(grams).values())
+    asked = clients_asked(settings) * settings.stations
+    return {
+        "clients": asked * (settings.station_rounds * weights + sent),
+        "of_which_grams": asked * sent,
+        "stations": settings.stations * (weights + sent),
+    }
+
+
+def memory(model: nn.Module, grams: Mapping[str, Gram], settings: Settings) -> dict[str, int]:
+    """Return about how many bytes each node of a tier needs at once, without activations.
+
+    A client holds the model, what it received, gradients and the optimiser's state; a station a
+    running sum, the model it sent and one reply; the server the reference, the sum, one update and
+    its aligned copy. Grams are summed dense up to ``gram-max-dim``.
+    """
+    weights = _state_bytes(model)
+    moments = 2 if settings.optimizer == "adamw" else int(settings.momentum > 0)
+    widths = [gram.dim for gram in distinct(grams).values()]
+    dense = sum(d * min(d, settings.gram_max_dim) * FLOAT for d in widths)
+    packed = sum(gram_bytes(d, settings) for d in widths)
+    return {
+        "client": (3 + moments) * weights + dense,
+        "station": 3 * weights + dense + packed,
+        "server": 4 * weights + 2 * dense + packed,
+    }
+
+
+def _data(settings: Settings, data: DomainData) -> dict[str, Any]:
+    target = target_of(settings, data)
+    sizes = [sum(map(len, share.values())) for share in shares_of(settings, settings.data_dir)]
+    return {
+        "dataset": settings.dataset,
+        "kind": data.spec.kind,
+        "classes": data.spec.num_classes,
+        "domains": {name: len(domain) for name, domain in data.domains.items()},
+        "unseen": target,
+        "examples_per_client": {"smallest": min(sizes), "largest": max(sizes)},
+    }
+
+
+def _privacy(settings: Settings, grams: Mapping[str, Gram]) -> dict[str, Any]:
+    """Return what is protected and, with noise, how it compares with the signal.
+
+    A client's Gram sum over n examples clipped to c has at most the size n c^2; its noise has the
+    Frobenius norm sigma c^2 d. The ratio is that of the station's mean over k clients.
+    """
+    found: dict[str, Any] = {"statement": statement(settings, bool(grams))}
+    if not is_private(settings):
+        return found
+    sizes = [sum(map(len, share.values())) for share in shares_of(settings, settings.data_dir)]
+    smallest = min(sizes)
+    with tempfile.TemporaryDirectory() as folder:  # a client's ledger that nobody keeps
+        task = Task("train", settings, 1, station=0, station_round=1, client=0)
+        found["sigma"] = ClientPrivacy(task, smallest, len(distinct(grams)), Path(folder)).sigma
+    if settings.privacy_mechanism != "none" and grams:
+        width = max(gram.dim for gram in grams.values())
+        signal = smallest if settings.privacy_mechanism == "example" else 1
+        ratio = found["sigma"] * width / (signal * clients_asked(settings) ** 0.5)
+        found |= {"noise_to_signal": ratio, "feasible": ratio < 1}
+    return found
+
+
+def _device(settings: Settings) -> dict[str, Any]:
+    device = pick_device(settings)
+    if device.type != "cuda":
+        return {"name": str(device)}
+    about = torch.cuda.get_device_properties(device)
+    return {"name": f"{device} ({about.name})", "bytes": about.total_memory}
+
+
+def _grams(model: nn.Module, spec: DataSpec, settings: Settings) -> dict[str, Gram]:
+    batch = (spec.example(), torch.zeros(2, dtype=torch.long))
+    return collect_grams(
+        model,
+        [batch],
+        max_dim=settings.gram_max_dim,
+        rank=settings.gram_rank,
+        conv=settings.regmean_conv,
+        bias=settings.regmean_bias == "exact",
+    )
+
+
+def _arguments(spec: DataSpec) -> tuple[Any, ...]:
+    inputs = spec.example()
+    return tuple(inputs.values()) if isinstance(inputs, dict) else (inputs,)
+
+
+def _state_bytes(model: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in model.state_dict().values())
