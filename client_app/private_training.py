@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -45,11 +47,14 @@ def train_privately(
         source=source,
     )
     try:
-        for index in poisson_batches(examples, sample_rate, steps, source):
-            inputs, targets = data.pick(index)
-            optimizer.zero_grad()
-            method.loss(wrapped, inputs, targets).backward()
-            optimizer.step()
+        with warnings.catch_warnings():
+            # Of the first layer, whose input needs no gradient; Opacus does not use that one.
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            for index in poisson_batches(examples, sample_rate, steps, source):
+                inputs, targets = data.pick(index)
+                optimizer.zero_grad()
+                method.loss(wrapped, inputs, targets).backward()
+                optimizer.step()
     finally:
         wrapped.to_standard_module()
         for parameter in model.parameters():

@@ -2,11 +2,24 @@
 
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
+from torchvision.models import ResNet, ResNet18_Weights
+from torchvision.models.resnet import BasicBlock
 
 from hfedatm_core.data.base import DataSpec
 from hfedatm_core.models.base import require_kind
 from hfedatm_core.models.weights import load_file
+
+
+class Block(BasicBlock):  # type: ignore[misc]
+    """Torchvision's block without its in-place addition, which DP-SGD cannot take."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output."""
+        identity = x if self.downsample is None else self.downsample(x)
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.relu(self.bn2(self.conv2(out)) + identity)
+        return out  # type: ignore[no-any-return]
 
 
 def build(
@@ -25,15 +38,13 @@ def build(
         Start with a 3x3 convolution of stride 1 and no pooling, as is usual for 32x32 images: the
         ordinary start leaves such an image only 1x1.
     """
-    from torchvision.models import ResNet18_Weights, resnet18
-
     require_kind(spec, "image", "resnet18")
     if pretrained and (small_input or spec.input_shape[0] != 3):
         raise ValueError(
             "resnet18: pretrained weights are for RGB images and the ordinary first layer; "
             f"not for small_input={small_input} with {spec.input_shape[0]} channels"
         )
-    model: nn.Module = resnet18(num_classes=spec.num_classes)
+    model: nn.Module = ResNet(Block, [2, 2, 2, 2], num_classes=spec.num_classes)
     if small_input:
         model.conv1 = nn.Conv2d(spec.input_shape[0], 64, 3, padding=1, bias=False)
         model.maxpool = nn.Identity()
