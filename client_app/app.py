@@ -54,7 +54,7 @@ def train(message: Message, context: Context) -> RecordDict:
     metrics |= work.spend()
     metrics |= {"num-examples": work.num_examples, "seconds": time.perf_counter() - started}
     reply["metrics"] = MetricRecord(metrics)
-    return reply
+    return work.deliver(reply)
 
 
 @app.train("measure")
@@ -69,7 +69,7 @@ def measure(message: Message, context: Context) -> RecordDict:
         "gram-seconds": time.perf_counter() - started,
         **work.spend(),
     }
-    return RecordDict({"grams": grams, "metrics": MetricRecord(metrics)})
+    return work.deliver(RecordDict({"grams": grams, "metrics": MetricRecord(metrics)}))
 
 
 @app.train("prepare")
@@ -77,12 +77,9 @@ def measure(message: Message, context: Context) -> RecordDict:
 def prepare(message: Message, context: Context) -> RecordDict:
     """Send what the method averages before the round."""
     work = _work(message, context)
-    return RecordDict(
-        {
-            "shared": state_to_record(work.share()),
-            "metrics": MetricRecord({"num-examples": work.num_examples}),
-        }
-    )
+    reply = RecordDict({"shared": state_to_record(work.share())})
+    reply["metrics"] = MetricRecord({"num-examples": work.num_examples})
+    return work.deliver(reply)
 
 
 @app.evaluate()
@@ -90,6 +87,33 @@ def prepare(message: Message, context: Context) -> RecordDict:
 def evaluate(message: Message, context: Context) -> RecordDict:
     """Evaluate the received model on this client's validation examples."""
     return RecordDict({"metrics": MetricRecord(_work(message, context).evaluate())})
+
+
+@app.train("share")
+@answering
+def share(message: Message, context: Context) -> RecordDict:
+    """Secure aggregation: send shares of this client's secrets to its peers."""
+    from client_app import secure
+
+    return secure.share(message.content, context)
+
+
+@app.train("mask")
+@answering
+def mask(message: Message, context: Context) -> RecordDict:
+    """Secure aggregation: send the reply that was withheld, masked."""
+    from client_app import secure
+
+    return secure.mask(message.content, context)
+
+
+@app.train("reveal")
+@answering
+def reveal(message: Message, context: Context) -> RecordDict:
+    """Secure aggregation: help to take the masks off the sum."""
+    from client_app import secure
+
+    return secure.reveal(message.content, context)
 
 
 def _work(message: Message, context: Context) -> LocalWork:

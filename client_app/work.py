@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from client_app.data import Batches, client_data
 from client_app.methods.base import State
+from client_app.secure import withhold
 from client_app.training import evaluate, learning_rate, torch_threads, train_locally
 from hfedatm.assembly import build_method, build_model, example_grams, pick_device
 from hfedatm.errors import UserError
@@ -31,6 +32,7 @@ class LocalWork:
     """One message's work: the received model on this client's examples."""
 
     def __init__(self, content: RecordDict, context: Context) -> None:
+        self.content = content
         self.task = Task.from_record(content["task"])  # type: ignore[arg-type]
         settings = self.settings = self.task.settings
         self.device = pick_device(settings)
@@ -133,6 +135,10 @@ class LocalWork:
     def spend(self) -> dict[str, float]:
         """Book what the reply releases, before it leaves; return what to report of it."""
         return {"epsilon": self.privacy.spend()} if self.privacy else {}
+
+    def deliver(self, reply: RecordDict) -> RecordDict:
+        """Return the reply, or with secure aggregation what stands for it until it is masked."""
+        return withhold(reply, self.content, self.task, self.memory.folder)
 
     def evaluate(self) -> dict[str, float]:
         """Return loss and accuracy counts on the validation examples, in all and by domain."""

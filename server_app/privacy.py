@@ -23,8 +23,8 @@ def check_privacy(
     """Raise `UserError` that names the layer, method or rule in the way, and the fix."""
     if settings.privacy_mechanism != "none" and not rule.needs_grams:
         raise UserError(
-            f"privacy.mechanism noises Grams, and server-rule = {settings.server_rule!r} uses none; "
-            "dp-sgd=true protects the weights"
+            f"privacy.mechanism noises Grams, of which server-rule = {settings.server_rule!r} uses "
+            "none; dp-sgd=true protects the weights"
         )
     if settings.privacy_mechanism != "none" or (settings.secure_aggregation and rule.needs_grams):
         _check_widths(settings, model, spec)

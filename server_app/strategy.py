@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from client_app.methods.base import Method
+from hfedatm.privacy import is_private
 from hfedatm.records import (
     Failure,
     State,
@@ -29,7 +30,6 @@ from hfedatm.records import (
     state_to_record,
     take_each,
 )
-from hfedatm.privacy import is_private
 from hfedatm.settings import Settings
 from hfedatm_core import ChannelGraph, MeanAccumulator, Update
 from hfedatm_core.arrays import is_finite

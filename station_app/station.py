@@ -7,9 +7,9 @@ simulation, in one process and on a station's own machine.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from hfedatm.assembly import build_method, build_rule
@@ -24,6 +24,7 @@ from hfedatm.records import (
     state_to_record,
 )
 from hfedatm.state import NodeMemory
+from station_app.secure import gather_securely
 from station_app.strategy import StationStrategy
 
 
@@ -52,11 +53,11 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
     )
     for station_round in range(1, task.settings.station_rounds + 1):
         messages = strategy.configure_train(station_round, arrays, ConfigRecord(), grid)
-        replies = grid.send_and_receive(messages, timeout=task.settings.client_timeout)
+        replies = _ask(grid, messages, task)
         arrays, metrics = strategy.aggregate_train(station_round, replies)
     if layers and task.settings.gram_model == "station":
         messages = strategy.configure_measure(arrays, grid)
-        replies = grid.send_and_receive(messages, timeout=task.settings.client_timeout)
+        replies = _ask(grid, messages, task)
         strategy.aggregate_measure(replies)
     metrics.update(
         {
@@ -84,10 +85,17 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
     return reply
 
 
+def _ask(grid: Grid, messages: list[Message], task: Task) -> Iterable[Message]:
+    """Return the clients' replies: each, or with secure aggregation their mean alone."""
+    if task.settings.secure_aggregation:
+        return gather_securely(grid, messages, task.settings)
+    return grid.send_and_receive(messages, timeout=task.settings.client_timeout)
+
+
 def _prepare(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
     strategy = StationStrategy(task)
     messages = strategy.configure_prepare(content["model"], grid)
-    replies = grid.send_and_receive(messages, timeout=task.settings.client_timeout)
+    replies = _ask(grid, messages, task)
     mean = strategy.aggregate_prepare(replies, record_to_state(content["shared"]))
     return RecordDict(
         {

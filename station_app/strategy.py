@@ -75,6 +75,7 @@ class StationStrategy(Strategy):
         self.bytes_up = self.gram_bytes_up = 0
         self.gram_seconds = 0.0
         self.epsilon = 0.0
+        self._secure = self.settings.secure_aggregation
 
     def summary(self) -> None:
         """Log nothing: the server prints one line per round for the whole tree."""
@@ -113,9 +114,10 @@ class StationStrategy(Strategy):
                 sums[name] += metrics[name] * examples
             if need_grams:
                 self._add_grams(grams, content, found, metrics)
-            self.bytes_up += content_bytes(content)
+            self._count_bytes(content, metrics)
             self.num_examples += examples
-            self.num_clients += 1
+            # A secure sum is one reply of many clients.
+            self.num_clients += int(metrics["num-clients"]) if self._secure else 1
             self.epsilon = max(self.epsilon, metrics.get("epsilon", 0.0))
 
         self._fold(replies, take)
@@ -143,7 +145,7 @@ class StationStrategy(Strategy):
             found = open_grams(content, self.layers, self.settings.gram_max_dim)
             self._add_grams(grams, content, found, metrics)
             self.epsilon = max(self.epsilon, metrics.get("epsilon", 0.0))
-            self.bytes_up += content_bytes(content)
+            self._count_bytes(content, metrics)
 
         self._fold(replies, take)
         self._keep_grams(grams)
@@ -161,8 +163,12 @@ class StationStrategy(Strategy):
     ) -> None:
         by_examples = self.settings.gram_weights == "examples"
         total.add(grams, int(metrics["num-examples"]) if by_examples else 1)
-        self.gram_bytes_up += content["grams"].count_bytes()
+        size = metrics["gram-bytes-up"] if self._secure else content["grams"].count_bytes()
+        self.gram_bytes_up += int(size)
         self.gram_seconds += metrics.get("gram-seconds", 0.0)
+
+    def _count_bytes(self, content: RecordDict, metrics: Mapping[str, float]) -> None:
+        self.bytes_up += int(metrics["bytes-up"]) if self._secure else content_bytes(content)
 
     def _keep_grams(self, total: GramAccumulator) -> None:
         self.grams = {}
@@ -183,9 +189,10 @@ class StationStrategy(Strategy):
 
         def take(reply: Message) -> None:
             content = open_reply(reply, self.settings.max_reply_mb)
-            examples = int(open_metrics(content)["num-examples"])
+            metrics = open_metrics(content)
+            examples = int(metrics["num-examples"])
             mean.add(open_state(content, template, "shared"), examples)
-            self.bytes_up += content_bytes(content)
+            self._count_bytes(content, metrics)
             self.num_examples += examples
 
         self._fold(replies, take)
