@@ -1,17 +1,24 @@
 """What the documentation takes from the code when it is built, so that the two cannot disagree.
 
-A page that holds ``<!-- table: settings -->`` gets the table of that name. Formulas become MathML,
-which every browser shows without a script from elsewhere.
+A page that holds ``<!-- table: settings -->`` gets what `TABLES` makes under that name. Formulas
+become MathML, which every browser shows without a script from elsewhere.
 """
 
 from __future__ import annotations
 
 import html
+import importlib
+import pkgutil
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+
+from hfedatm_core.discovery import available
+
+ROOT = Path(__file__).parent.parent
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -75,7 +82,29 @@ def commands_list() -> str:
     return "\n".join(parts)
 
 
-TABLES = {"settings": settings_table, "presets": presets_table, "commands": commands_list}
+def classes_of(package: str) -> str:
+    """Return the reference of every method or rule of a package."""
+    names = [m.name for m in pkgutil.iter_modules([str(ROOT / package)]) if m.name != "base"]
+    return "\n".join(f"::: {package.replace('/', '.')}.{name}" for name in names)
+
+
+def functions_of(package: str, function: str) -> str:
+    """Return the reference of every built-in data set or model."""
+    module = importlib.import_module(package)
+    names = (name.replace("-", "_") for name in available(module, function))
+    options = "    options: {heading_level: 3, show_root_full_path: true}"
+    return "\n".join(f"::: {package}.{name}.{function}\n{options}" for name in names)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "settings": settings_table,
+    "presets": presets_table,
+    "commands": commands_list,
+    "methods": lambda: classes_of("client_app/methods"),
+    "rules": lambda: classes_of("server_app/rules"),
+    "datasets": lambda: functions_of("hfedatm_core.data", "load"),
+    "models": lambda: functions_of("hfedatm_core.models", "build"),
+}
 
 
 def _help(command: Any, context: Any) -> str:
