@@ -12,6 +12,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable
 from dataclasses import fields
+from functools import lru_cache
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
@@ -29,14 +30,15 @@ class PluginError(UserError):
 def find_function(setting: str, name: str, package: ModuleType, attribute: str, group: str) -> Any:
     """Return the function a setting names; ``attribute`` is what a built-in module calls it."""
     try:
-        return _from_elsewhere(setting, name, group) or find(package, name, attribute, setting)
+        own = _from_elsewhere(setting, name, package, group)
+        return find(package, name, attribute, setting) if own is None else own
     except ValueError as error:
         raise PluginError(f"{setting}: {error} {OWN}") from None
 
 
 def find_class(setting: str, name: str, package: ModuleType, base: type, group: str) -> Any:
     """Return the subclass of ``base`` a setting names."""
-    found = _from_elsewhere(setting, name, group)
+    found = _from_elsewhere(setting, name, package, group)
     if found is None:
         module = _builtin(setting, name, package)
         found = next(
@@ -112,12 +114,24 @@ def construct(setting: str, cls: Any, params: dict[str, Any]) -> Any:
         raise PluginError(f"{setting}: {error}") from error
 
 
-def _from_elsewhere(setting: str, name: str, group: str) -> Any:
+def _from_elsewhere(setting: str, name: str, package: ModuleType, group: str) -> Any:
+    """Return what a path or an entry point names, or None: then it must be a built-in."""
     if ":" in name:
         return import_object(setting, name)
+    # Built-ins first: looking through everything that is installed takes longer than a small round.
+    if name.replace("-", "_").lower() in {m.name for m in pkgutil.iter_modules(package.__path__)}:
+        return None
+    try:
+        return _entry_point(group, name)
+    except LookupError:
+        return None
+
+
+@lru_cache
+def _entry_point(group: str, name: str) -> Any:
     for point in entry_points(group=group, name=name):
         return point.load()
-    return None
+    raise LookupError(name)
 
 
 def _builtin(setting: str, name: str, package: ModuleType) -> ModuleType:

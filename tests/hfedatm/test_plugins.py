@@ -179,8 +179,8 @@ class TestByEntryPoint:
         assert failures_of(folder) == []
 
     def test_without_it_the_name_is_unknown(self):
-        with pytest.raises(PluginError, match="client-method: got 'lab-method'; available: "):
-            build_method(small_settings(client_method="lab-method"))
+        with pytest.raises(PluginError, match="client-method: got 'nobodys'; available: "):
+            build_method(small_settings(client_method="nobodys"))
 
 
 REFUSED = [

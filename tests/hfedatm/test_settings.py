@@ -60,8 +60,9 @@ def wrong_values():
 
 
 @pytest.mark.parametrize(
-    "key, value, allowed", [pytest.param(*case, id=f"{case[0]}={case[1]}") for case in wrong_values()]
-)  # fmt: skip
+    "key, value, allowed",
+    [pytest.param(*case, id=f"{case[0]}={case[1]}") for case in wrong_values()],
+)
 def test_a_wrong_value_is_refused_with_key_given_and_allowed(key, value, allowed):
     with pytest.raises(SettingsError) as caught:
         resolve({key: value})
