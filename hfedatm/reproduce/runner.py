@@ -45,6 +45,7 @@ def run_cells(cells: Sequence[Cell], folder: Path, jobs: int, console: Console) 
             f"{_duration(seconds)} gone, about {_duration(left)} left",
             highlight=False,
             markup=False,
+            soft_wrap=True,
         )
     return outcome
 

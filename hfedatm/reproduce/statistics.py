@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from scipy import stats
 
 LEVEL = 0.05
+# Two differences that happen to be alike would look certain.
+FEWEST_PAIRS = 3
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
     """Return the p-value of the two-sided paired t-test; None when it is not defined."""
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
-    if len(differences) < 2 or statistics.pstdev(differences) == 0.0:
+    if len(differences) < FEWEST_PAIRS or statistics.pstdev(differences) == 0.0:
         return None
     return float(stats.ttest_rel(ours, theirs).pvalue)
 

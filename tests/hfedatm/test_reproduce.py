@@ -1,0 +1,285 @@
+"""hfedatm reproduce: cells, statistics, tables, and stopping in between."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from hfedatm.cli.main import typer_app
+from hfedatm.errors import UserError
+from hfedatm.reproduce import runner, tables
+from hfedatm.reproduce.cells import Cell, Store
+from hfedatm.reproduce.results import overhead, panels, paper_values, per_round
+from hfedatm.reproduce.statistics import estimate, paired_p, significant
+from hfedatm.reproduce.typeset import entry_text, latex, markdown, picture
+
+TINY = {
+    "stations": 2,
+    "clients-per-station": 1,
+    "rounds": 1,
+    "station-rounds": 1,
+    "local-epochs": 1,
+    "batch-size": 64,
+}
+
+
+def ablation(seeds=(0,), targets=("45",), **given) -> tables.Table:
+    return tables.make("ablation", "digits", {**TINY, **given}, seeds, [0.0], list(targets))
+
+
+def finished(store: Store, cell: Cell, unseen: float, best: float | None = None) -> None:
+    """Put a made-up result where a run would put its own."""
+    record = {
+        "round": 1, "seconds": 4.0, "gram_seconds": 0.5, "merge_seconds": 0.5,
+        "bytes_up": {"clients": 2000, "stations": 1000},
+    }  # fmt: skip
+    store.cells.mkdir(parents=True, exist_ok=True)
+    (store.cells / f"{cell.key}.json").write_text(json.dumps({
+        "settings": cell.settings,
+        "last": {"unseen_accuracy": unseen},
+        "best_by_source": {"unseen_accuracy": unseen if best is None else best},
+        "rounds": [record, {**record, "round": 2, "seconds": 6.0}],
+    }))  # fmt: skip
+
+
+# --- cells
+
+
+def test_a_key_depends_on_what_is_computed_and_not_on_where():
+    here = Cell.of({**TINY, "data-dir": "/one", "output": "a", "threads": 1})
+    there = Cell.of({**TINY, "data-dir": "/two", "output": "b", "threads": 2})
+    assert here.key == there.key
+    assert "data-dir" not in here.settings
+    assert Cell.of({**TINY, "seed": 1}).key != here.key
+
+
+def test_a_preset_and_its_settings_spelt_out_are_the_same_cell():
+    assert Cell.of({"preset": "demo"}).key == Cell.of({"dataset": "digits", "lr": 0.05}).key
+
+
+def test_a_cell_made_under_other_defaults_does_not_count(tmp_path):
+    store, cell = Store(tmp_path), Cell.of(TINY)
+    finished(store, cell, 0.5)
+    assert store.load(cell) is not None
+    path = store.cells / f"{cell.key}.json"
+    path.write_text(path.read_text().replace('"alpha": 0.75', '"alpha": 0.5'))
+    assert store.load(cell) is None
+
+
+def test_a_setting_that_did_not_exist_yet_does_not_make_a_cell_run_again(tmp_path):
+    store, cell = Store(tmp_path), Cell.of(TINY)
+    finished(store, cell, 0.5)
+    path = store.cells / f"{cell.key}.json"
+    result = json.loads(path.read_text())
+    del result["settings"]["station-start"]
+    path.write_text(json.dumps(result))
+    assert store.load(cell) is not None
+
+
+# --- running, stopping, going on
+
+
+def test_finished_cells_are_never_run_again(tmp_path, monkeypatch):
+    made = ablation()
+    for cell in made.cells()[1:]:
+        finished(Store(tmp_path), cell, 0.5)
+    outcome = runner.run_cells(made.cells(), tmp_path, 1, Console(quiet=True))
+    assert (outcome.finished, outcome.failed) == (1, {})
+    assert Store(tmp_path).load(made.cells()[0]) is not None
+    assert not any((tmp_path / "unfinished").iterdir())
+    assert runner.run_cells(made.cells(), tmp_path, 1, Console(quiet=True)).finished == 0
+
+
+def test_a_result_holds_no_path_of_this_machine(tmp_path):
+    cell = Cell.of({**TINY, "server-rule": "avg", "data-dir": str(tmp_path / "nowhere")})
+    Store(tmp_path).run(cell)
+    text = (tmp_path / "cells" / f"{cell.key}.json").read_text()
+    assert str(tmp_path) not in text
+    assert os.path.expanduser("~") not in text
+
+
+def test_a_cell_that_fails_is_named_and_the_others_go_on(tmp_path):
+    good = Cell.of({**TINY, "server-rule": "avg"})
+    bad = Cell.of({**TINY, "target-domain": "90"})
+    outcome = runner.run_cells([bad, good], tmp_path, 1, Console(quiet=True))
+    assert list(outcome.failed) == [bad]
+    assert "target-domain" in outcome.failed[bad]
+    assert Store(tmp_path).load(good) is not None
+    assert Store(tmp_path).load(bad) is None
+
+
+@pytest.mark.slow
+def test_a_killed_table_goes_on_from_the_last_round_of_its_unfinished_cell(tmp_path):
+    words = [f"{k}={v}" for k, v in {**TINY, "rounds": 30}.items()]
+    command = [
+        sys.executable, "-c", "from hfedatm.cli.main import app; app()", "reproduce", "ablation",
+        "--seeds", "0", "--lambdas", "0", "--targets", "45", "--output", str(tmp_path), *words,
+    ]  # fmt: skip
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    try:
+        while not (rounds := list(tmp_path.glob("unfinished/*/run/rounds.jsonl"))):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    done = len(rounds[0].read_text().splitlines())
+    cell = next(c for c in tables.make(
+        "ablation", "digits", {**TINY, "rounds": 30}, [0], [0.0], ["45"]
+    ).cells() if c.key == rounds[0].parts[-3])  # fmt: skip
+    log = rounds[0].parents[1] / "log"
+    stopped = log.read_text()
+    saved = tmp_path / "log"
+    os.link(log, saved)
+    result = Store(tmp_path).run(cell)
+    again = saved.read_text().removeprefix(stopped)
+    assert 1 <= done < 30
+    assert "resuming after round" in again
+    assert [record["round"] for record in result["rounds"]] == list(range(1, 31))
+
+
+# --- statistics
+
+
+def test_standard_error():
+    found = estimate([1.0, 2.0, 3.0])
+    assert found.mean == 2.0
+    assert found.error == pytest.approx(1 / math.sqrt(3))
+    assert estimate([4.0]).error is None
+    assert estimate([]) is None
+
+
+def test_paired_test_needs_three_pairs_that_differ():
+    assert paired_p([1.0, 2.0], [0.0, 1.1]) is None
+    assert paired_p([1.0, 2.0, 3.0], [0.0, 1.0, 2.0]) is None
+    assert paired_p([1.0, 2.1, 3.2, 4.0], [0.0, 1.0, 2.0, 3.1]) < 0.01
+
+
+def test_holm_is_stricter_the_more_is_tested():
+    assert significant({"a": 0.04}) == {"a"}
+    assert significant({"a": 0.04, "b": 0.5}) == set()
+    assert significant({"a": 0.001, "b": 0.04, "c": None}) == {"a", "b"}
+    assert significant({"a": 0.001, "b": 0.03, "c": 0.04}) == {"a"}
+
+
+# --- tables
+
+
+@pytest.mark.parametrize("name", tables.TABLES)
+def test_every_table_is_made_of_valid_settings(name):
+    made = tables.make(name, "digits", {}, [0, 1])
+    cells = made.cells()
+    assert len({cell.key for cell in cells}) == len(cells)
+    expected = len(made.rows) * sum(map(len, made.columns.values())) * 2
+    assert len(cells) == expected
+
+
+def test_flat_fedavg_trains_the_same_clients_for_as_many_epochs():
+    made = tables.make("hfl", "digits", {}, [0])
+    tree = made.cell("HierFAVG (Avg)", "λ = 0", "45", 0).settings
+    flat = made.cell("FedAvg (no stations)", "λ = 0", "45", 0).settings
+    assert flat["stations"] == 1
+    assert flat["clients-per-station"] == tree["stations"] * tree["clients-per-station"]
+    assert flat["rounds"] == tree["rounds"] * tree["station-rounds"]
+    assert flat["local-epochs"] == tree["local-epochs"]
+
+
+def test_unknown_names_are_refused_with_what_there_is():
+    with pytest.raises(UserError, match="ablation"):
+        tables.make("ablaton", "digits", {}, [0])
+    with pytest.raises(UserError, match="pacs"):
+        tables.make("ablation", "packs", {}, [0])
+    with pytest.raises(UserError, match="dataset"):
+        tables.make("ablation", "pacs", {"preset": "demo"}, [0])
+
+
+@pytest.fixture
+def table(tmp_path):
+    """An ablation of two targets and four seeds in which HFedATM is about 10 points better."""
+    made = ablation(seeds=(0, 1, 2, 3), targets=("0", "45"))
+    for number, row in enumerate(made.rows):
+        for target in ("0", "45"):
+            for seed in made.seeds:
+                value = 0.5 + 0.01 * seed + (0.1 + 0.002 * seed) * (row == "HFedATM")
+                cell = made.cell(row, "λ = 0", target, seed)
+                finished(Store(tmp_path), cell, value + 0.001 * number * (target == "0"), value / 2)
+    return made
+
+
+def test_table_shows_mean_error_significance_and_both_selections(table, tmp_path):
+    last, best = panels(table, tmp_path)
+    entry = last.rows["HFedATM"]["λ = 0", "45"]
+    assert entry.estimate.mean == pytest.approx(100 * (0.5 + 0.015 + 0.1 + 0.003))
+    assert entry.marked
+    assert not last.rows["Avg"]["λ = 0", "45"].marked
+    assert best.rows["Avg"]["λ = 0", "45"].estimate.mean == pytest.approx(100 * 0.515 / 2)
+    text = markdown(table, [last, best], "hfedatm reproduce ablation", tables.conditions(table))
+    assert "source validation" in text and "| HFedATM |" in text and "mean" in text
+    assert "61.8 ± 0.8*" in text
+
+
+def test_missing_cells_leave_a_dash_and_the_rest_stands(table, tmp_path):
+    for seed in table.seeds:
+        cell = table.cell("HFedATM", "λ = 0", "45", seed)
+        (tmp_path / "cells" / f"{cell.key}.json").unlink()
+    row = panels(table, tmp_path)[0].rows["HFedATM"]
+    assert entry_text(row["λ = 0", "45"]) == "–"
+    assert entry_text(row["λ = 0", "mean"]) == "–"
+    assert row["λ = 0", "0"].estimate.count == 4
+
+
+def test_published_figures_stand_beside_ours_only_where_they_are_known(table, tmp_path):
+    file = tmp_path / "paper.yaml"
+    file.write_text("ablation: {digits: {HFedATM: {'λ = 0': {'45': 60.0}}}}")
+    paper = paper_values(file, table, "digits")
+    rows = panels(table, tmp_path, paper)[0].rows
+    assert entry_text(rows["HFedATM"]["λ = 0", "45"]) == "61.8 ± 0.8* (paper 60.0, +1.8)"
+    assert "paper" not in entry_text(rows["Avg"]["λ = 0", "45"])
+    assert paper_values(tmp_path / "absent.yaml", table, "digits") == {}
+
+
+def test_latex_and_picture(table, tmp_path):
+    found = panels(table, tmp_path)
+    text = latex(table, found)
+    assert text.count(r"\begin{tabular}") == 2
+    assert r"61.8 $\pm$ 0.8*" in text
+    assert "λ" not in text.replace("% ", "")
+    picture(table, found[0], tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_measures_of_time_and_bytes(table, tmp_path):
+    cell = Store(tmp_path).load(table.cells()[0])
+    assert per_round("seconds")(cell) == 5.0
+    assert per_round("bytes_up", "clients", scale=1e-3)(cell) == 2.0
+    assert per_round("absent")(cell) is None
+    assert overhead(cell) == pytest.approx(100 * 2 / 8)
+
+
+# --- the command
+
+
+def test_command_prints_and_writes_what_the_finished_cells_give(table, tmp_path):
+    words = [f"{k}={v}" for k, v in TINY.items()]
+    result = CliRunner().invoke(typer_app, [
+        "reproduce", "ablation", "--print", "--seeds", "0,1,2,3", "--lambdas", "0",
+        "--targets", "0,45", "--output", str(tmp_path), *words,
+    ])  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "61.8 ± 0.8*" in result.output
+    for suffix in (".md", ".tex", ".png"):
+        assert Path(tmp_path / f"ablation-digits{suffix}").is_file()
+
+
+def test_command_refuses_seeds_that_are_no_numbers():
+    result = CliRunner().invoke(typer_app, ["reproduce", "ablation", "--seeds", "a"])
+    assert isinstance(result.exception, UserError)
