@@ -1,0 +1,1 @@
+"""Everything a laboratory brings of its own."""

@@ -1,0 +1,27 @@
+"""A client method: a dataclass whose fields are its parameters; override what differs."""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from client_app.methods.base import Method
+from hfedatm_core import forward
+from hfedatm_core.data import Inputs
+
+
+@dataclass
+class Smoothed(Method):
+    """Cross-entropy with smoothed labels.
+
+    Parameters
+    ----------
+    smoothing
+        Probability that is spread over all classes.
+    """
+
+    smoothing: float = 0.1
+
+    def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
+        """Return the loss of a batch."""
+        return F.cross_entropy(forward(model, inputs), targets, label_smoothing=self.smoothing)
