@@ -114,7 +114,7 @@ def ask_client(
     **task: Any,
 ) -> RecordDict:
     """Send one message to the ClientApp and return the content of its reply."""
-    kind = {"train.prepare": "prepare"}.get(message_type, message_type)
+    kind = message_type.removeprefix("train.")
     fields = {"round": 1, "station_round": 1, "client": client} | task
     content = RecordDict(
         {
