@@ -1,7 +1,8 @@
 """The ClientApp: one handler per kind of task, each a few lines.
 
 Whatever goes wrong in a handler is answered with its error: the station records it, the server logs
-it, and the person who started the run reads it.
+it, and the person who started the run reads it. What needs torch is imported late: a deployed node
+answers many messages without it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import TYPE_CHECKING
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from client_app.warm import warm
 from hfedatm.handling import answering
-from hfedatm.records import grams_to_record, state_to_record
 
 if TYPE_CHECKING:
     from client_app.work import LocalWork
 
-app = ClientApp()
+app = ClientApp(mods=[warm])
 
 
 @app.query()
@@ -43,6 +44,8 @@ def identify(message: Message, context: Context) -> RecordDict:
 @answering
 def train(message: Message, context: Context) -> RecordDict:
     """Train the received model; when asked, also measure the Grams."""
+    from hfedatm.records import grams_to_record, state_to_record
+
     work = _work(message, context)
     started = time.perf_counter()
     metrics = work.train()
@@ -61,6 +64,8 @@ def train(message: Message, context: Context) -> RecordDict:
 @answering
 def measure(message: Message, context: Context) -> RecordDict:
     """Measure the Grams of the received model."""
+    from hfedatm.records import grams_to_record
+
     work = _work(message, context)
     started = time.perf_counter()
     grams = grams_to_record(work.grams(), work.settings.gram_dtype)
@@ -76,6 +81,8 @@ def measure(message: Message, context: Context) -> RecordDict:
 @answering
 def prepare(message: Message, context: Context) -> RecordDict:
     """Send what the method averages before the round."""
+    from hfedatm.records import state_to_record
+
     work = _work(message, context)
     reply = RecordDict({"shared": state_to_record(work.share())})
     reply["metrics"] = MetricRecord({"num-examples": work.num_examples})
@@ -117,6 +124,6 @@ def reveal(message: Message, context: Context) -> RecordDict:
 
 
 def _work(message: Message, context: Context) -> LocalWork:
-    from client_app.work import LocalWork  # late: `identify` need not pay for importing torch
+    from client_app.work import LocalWork
 
     return LocalWork(message.content, context)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
+import traceback
 from collections.abc import Callable
 
-from flwr.app import Context, Message, RecordDict
-
-from hfedatm.records import reply_with_failure
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 Handler = Callable[[Message, Context], RecordDict]
 
@@ -23,3 +22,15 @@ def answering(handler: Handler) -> Callable[[Message, Context], Message]:
             return reply_with_failure(message, error)
 
     return handle
+
+
+def reply_with_failure(message: Message, error: BaseException) -> Message:
+    """Answer with the error itself, so that the person who started the run sees it."""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    where = (
+        f" ({last[0].name}, {last[0].filename.rsplit('/', 1)[-1]}:{last[0].lineno})" if last else ""
+    )
+    reason = f"{type(error).__name__}: {error}{where}"
+    return Message(
+        RecordDict({"failure": ConfigRecord({"reason": reason[:4000]})}), reply_to=message
+    )

@@ -8,7 +8,6 @@ ever unpickled, and nothing that fails a check reaches a sum.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeVar
@@ -126,18 +125,6 @@ def record_to_failures(record: ConfigRecord) -> list[Failure]:
     """Unwrap failures."""
     nodes, reasons = record.get("nodes", []), record.get("reasons", [])
     return [Failure(str(node), str(reason)) for node, reason in zip(nodes, reasons, strict=False)]  # type: ignore[arg-type]
-
-
-def reply_with_failure(message: Message, error: BaseException) -> Message:
-    """Answer with the error itself, so that the person who started the run sees it."""
-    last = traceback.extract_tb(error.__traceback__)[-1:]
-    where = (
-        f" ({last[0].name}, {last[0].filename.rsplit('/', 1)[-1]}:{last[0].lineno})" if last else ""
-    )
-    reason = f"{type(error).__name__}: {error}{where}"
-    return Message(
-        RecordDict({"failure": ConfigRecord({"reason": reason[:4000]})}), reply_to=message
-    )
 
 
 # --- unpacking what arrived

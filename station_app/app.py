@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from hfedatm.handling import answering
 from station_app import bridge
-from station_app.spool import Spool
 
 client = ClientApp()
 server = ServerApp()
@@ -30,15 +27,20 @@ def identify(message: Message, context: Context) -> RecordDict:
 @answering
 def hand_over(message: Message, context: Context) -> RecordDict:
     """Have the station run do what the server asks for."""
-    return bridge.answer(message, context).content
+    return bridge.answer(message, context)
 
 
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
     """Do the jobs that come through the spool, with whichever clients are connected."""
-    from hfedatm.runtime.roster import LiveGrid, Roster
-    from station_app.station import run_station
+    from functools import partial
+    from pathlib import Path
 
-    bridge.serve(
-        LiveGrid(grid, Roster(grid)), run_station, Spool(Path(str(context.run_config["spool"])))
-    )
+    from hfedatm.handover import service
+    from hfedatm.handover.spool import Spool
+    from hfedatm.runtime.roster import LiveGrid, Roster
+    from station_app.station import run_station  # late: the other face is to start quickly
+
+    work = partial(run_station, LiveGrid(grid, Roster(grid)))
+    spool = Spool(Path(str(context.run_config["spool"])))
+    service.serve(spool, lambda job: service.do(job, work))

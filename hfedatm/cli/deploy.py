@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from hfedatm.errors import UserError
+
 Folder = Annotated[Path, typer.Option(help="Where the deployment keeps its state.")]
 STATE = Path(".hfedatm")
 
@@ -52,10 +54,13 @@ def submit(
     from hfedatm.deploy import flower
 
     given = read_settings(config, assignments or [])
+    # The run works in a folder of the SuperLink's: a relative path would end up there.
+    given["output"] = str(Path(given.get("output") or "results").expanduser().resolve())
     home = folder.resolve() / "operator"
+    if not (home / "config.toml").exists():
+        raise UserError(f"{folder} holds no deployment: start one with `hfedatm up`")
     app = flower.write_app(home / "app", "server", given)
     run_id = flower.start_run(app, "server", home)
-    flower.stream_log(run_id, "server", home)
-    status, details = flower.run_status(run_id, "server", home)
+    status, details = flower.follow(run_id, "server", home)
     if status != "finished:completed":
         sys.exit(f"hfedatm: run {run_id} ended as {status}: {details}")

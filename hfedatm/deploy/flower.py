@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -67,9 +68,14 @@ def run_status(run_id: int, link: str, home: Path | None = None) -> tuple[str, s
     return run["status"], run["status-details"]
 
 
-def stream_log(run_id: int, link: str, home: Path | None = None) -> None:
-    """Show the log of a run's ServerApp until the run ends."""
-    subprocess.run(["flwr", "log", str(run_id), link, "--stream"], env=environment(home))
+def follow(run_id: int, link: str, home: Path | None = None) -> tuple[str, str]:
+    """Show the log of a run's ServerApp until the run ends; return how it ended."""
+    while True:
+        subprocess.run(["flwr", "log", str(run_id), link, "--stream"], env=environment(home))
+        status, details = run_status(run_id, link, home)
+        if status.startswith("finished"):
+            return status, details
+        time.sleep(1)  # the stream broke, or ended a moment before the run
 
 
 def register_node(public_key: Path, link: str, home: Path | None = None) -> None:

@@ -5,19 +5,26 @@ and node authentication guards only the first: whoever reaches the port could st
 run code on every node. So the SuperLink listens where nodes cannot reach it, and they get this
 gateway, which ends TLS, passes ``/v1/fleet/*`` and ``/health`` on with headers and signatures
 unchanged, and refuses everything else.
+
+A node that asks for work and gets none sleeps for three seconds. So the gateway keeps such a
+request and asks again itself, several times a second: work then reaches a node almost at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import re
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
 import uvicorn
+from flwr.proto.fleet_pb2 import PullMessagesResponse
+from google.protobuf.message import DecodeError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -28,6 +35,8 @@ log = logging.getLogger("uvicorn.error")
 _ALLOWED = re.compile(r"/health|/v1/fleet/[a-z-]+")
 # Flower sends arrays in chunks of 5 MiB, so an honest request is far below this.
 MAX_BODY = 64 * 2**20
+# Seconds that a request for work is kept, and between two looks.
+KEPT, LOOK_AGAIN = 10.0, 0.25
 # Headers that describe one connection rather than the message (RFC 9110, 7.6.1), and the framing
 # that the two HTTP libraries write themselves.
 _CONNECTION_HEADERS = {
@@ -47,6 +56,18 @@ def build(upstream: str, ca_file: str | None = None, max_body: int = MAX_BODY) -
         async with client:
             yield
 
+    async def ask(request: Request, body: bytes) -> httpx.Response:
+        headers = _end_to_end(request.headers.raw) + [(b"accept-encoding", b"identity")]
+        until = time.monotonic() + KEPT
+        while True:
+            answer = await client.request(
+                request.method, request.url.path, headers=headers, content=body
+            )
+            over = time.monotonic() > until or await request.is_disconnected()
+            if over or not _no_work(request, answer):
+                return answer
+            await asyncio.sleep(LOOK_AGAIN)
+
     async def forward(request: Request) -> Response:
         if not _ALLOWED.fullmatch(request.url.path):
             log.warning("refused %s: a node may use the Fleet API only", request.url.path)
@@ -58,12 +79,7 @@ def build(upstream: str, ca_file: str | None = None, max_body: int = MAX_BODY) -
                 log.warning("refused %s: body over %s bytes", request.url.path, max_body)
                 return PlainTextResponse("body too large", 413)
         try:
-            answer = await client.request(
-                request.method,
-                request.url.path,
-                headers=_end_to_end(request.headers.raw) + [(b"accept-encoding", b"identity")],
-                content=bytes(body),
-            )
+            answer = await ask(request, bytes(body))
         except httpx.TransportError as error:
             log.warning("the SuperLink at %s does not answer: %r", upstream, error)
             return PlainTextResponse("the SuperLink does not answer", 502)
@@ -75,6 +91,16 @@ def build(upstream: str, ca_file: str | None = None, max_body: int = MAX_BODY) -
 
     route = Route("/{path:path}", forward, methods=["GET", "POST"])
     return Starlette(routes=[route], lifespan=lifespan)
+
+
+def _no_work(request: Request, answer: httpx.Response) -> bool:
+    """Whether a node asked for work and there is none."""
+    if request.url.path != "/v1/fleet/pull-messages" or answer.status_code != 200:
+        return False
+    try:
+        return not PullMessagesResponse.FromString(answer.content).messages_list
+    except DecodeError:
+        return False  # for the node to complain about
 
 
 def _end_to_end(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -65,11 +65,9 @@ def plan(
         spool = str(folder / station / "spool")
         add_node(station, "server", {"partition-id": number, "spool": spool, "link": station})
         for local in range(clients):
-            place = {
-                "partition-id": number * clients + local,
-                "num-partitions": stations * clients,
-            }
-            add_node(f"{station}-client-{local + 1}", station, place)
+            name = f"{station}-client-{local + 1}"
+            place = number * clients + local
+            add_node(name, station, {"partition-id": place, "spool": str(folder / name / "spool")})
     return layout
 
 

@@ -34,7 +34,9 @@ class Processes:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # an interrupt at the terminal is not for them
-                env=flower.environment(process.home) | {"PYTHONUNBUFFERED": "1"},
+                env=flower.environment(process.home)
+                | {"PYTHONUNBUFFERED": "1"}
+                | dict(process.environment),
             )
         noted = self.noted()
         # An id alone may belong to a stranger one day; with its start time it cannot.

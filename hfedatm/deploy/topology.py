@@ -85,7 +85,9 @@ def node(
 
 
 def _process(machine: Machine, kind: str, command: list[str], port: int) -> Process:
-    return Process(f"{machine.name}-{kind}", command, machine.state / f"{kind}-home", port)
+    # What a node remembers from round to round is part of its machine's state.
+    memory = {"HFEDATM_STATE": str(machine.state / "memory")}
+    return Process(f"{machine.name}-{kind}", command, machine.state / f"{kind}-home", port, memory)
 
 
 def write_connections(home: Path, addresses: Mapping[str, str], ca_file: str | None) -> None:

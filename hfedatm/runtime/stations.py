@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from hfedatm.records import reply_with_failure
+from hfedatm.handling import reply_with_failure
 from hfedatm.runtime.streaming import StreamingGrid
 
 RunStation = Callable[[Grid, RecordDict], RecordDict]

@@ -1,9 +1,11 @@
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from hfedatm.deploy import gateway
 from hfedatm.deploy.gateway import build
 
 
@@ -90,3 +92,30 @@ def test_a_body_over_the_limit_is_refused(node):
 def test_a_link_that_is_away_is_a_reason_to_try_again():
     with TestClient(build("http://127.0.0.1:9")) as client:
         assert client.post("/v1/fleet/pull-messages", content=b"").status_code == 502
+
+
+def test_a_request_for_work_is_kept_until_there_is_some(monkeypatch):
+    from flwr.proto.fleet_pb2 import PullMessagesResponse
+    from flwr.proto.message_pb2 import Message
+
+    some = PullMessagesResponse(messages_list=[Message()]).SerializeToString()
+    answers = [b"", b"", some]
+
+    async def answer(self, method, path, **_):
+        return httpx.Response(200, content=answers.pop(0))
+
+    monkeypatch.setattr(httpx.AsyncClient, "request", answer)
+    monkeypatch.setattr(gateway, "LOOK_AGAIN", 0.01)
+    with TestClient(gateway.build("http://link")) as node:
+        assert node.post("/v1/fleet/pull-messages", content=b"").content == some
+    assert not answers
+
+
+def test_a_request_for_work_is_not_kept_for_ever(monkeypatch):
+    async def nothing(self, method, path, **_):
+        return httpx.Response(200, content=b"")
+
+    monkeypatch.setattr(httpx.AsyncClient, "request", nothing)
+    monkeypatch.setattr(gateway, "KEPT", 0.1)
+    with TestClient(gateway.build("http://link")) as node:
+        assert node.post("/v1/fleet/pull-messages", content=b"").content == b""

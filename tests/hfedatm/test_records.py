@@ -8,6 +8,7 @@ from helpers import small_settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hfedatm.handling import reply_with_failure
 from hfedatm.records import (
     BadReply,
     Failure,
@@ -23,7 +24,6 @@ from hfedatm.records import (
     record_to_grams,
     record_to_layers,
     record_to_state,
-    reply_with_failure,
     state_to_record,
 )
 from hfedatm_core import FactorGram, Gram

@@ -7,8 +7,8 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from hfedatm.deploy.flower import FlowerError
-from station_app import bridge
-from station_app.spool import Spool, StationError
+from hfedatm.handover.service import do, hand_over, serve
+from hfedatm.handover.spool import HandoverError, Spool
 
 QUICK = {"poll": 0.01, "start_timeout": 5.0}
 
@@ -21,38 +21,40 @@ def number_of(answer):
     return answer["config"]["number"]
 
 
-def double(_, job):
+def double(job):
     return content(2 * number_of(job))
 
 
-def serve_in_process(folder, run_station):
-    bridge.serve(None, run_station, Spool(folder), poll=0.01, idle=20)
+def serve_in_process(folder, work):
+    serve(Spool(folder), lambda job: do(job, work), poll=0.01, wanted=lambda idle: idle < 20)
 
 
 def die_at_first(folder):
-    """Return a station's work that kills its own process once, and then succeeds."""
+    """Return work that kills its own process once, and then succeeds."""
 
-    def run_station(_, job):
+    def work(job):
         marker = folder / "died"
         if not marker.exists():
             marker.touch()
             os._exit(9)
-        return double(None, job)
+        return double(job)
 
-    return run_station
+    return work
 
 
 class ProcessRun:
-    """A station run in a process of its own, so that its death is a real one."""
+    """A worker in a process of its own, so that its death is a real one."""
 
-    def __init__(self, folder, run_station=double):
+    what = "station run"
+
+    def __init__(self, folder, work=double):
         self.spool = Spool(folder)
-        self.run_station = run_station
+        self.work = work
         self.processes = []
 
     def start(self):
         process = multiprocessing.get_context("fork").Process(
-            target=serve_in_process, args=(self.spool.folder, self.run_station)
+            target=serve_in_process, args=(self.spool.folder, self.work)
         )
         process.start()
         self.processes.append(process)
@@ -71,8 +73,8 @@ class ProcessRun:
 def station(tmp_path):
     made = []
 
-    def make(run_station=double):
-        made.append(ProcessRun(tmp_path / "spool", run_station))
+    def make(work=double):
+        made.append(ProcessRun(tmp_path / "spool", work))
         return made[-1]
 
     yield make
@@ -82,23 +84,23 @@ def station(tmp_path):
 
 def test_a_job_is_done_by_a_run_started_on_demand(station):
     run = station()
-    assert number_of(bridge.hand_over(content(21), 1, "m", run, **QUICK)) == 42
-    assert number_of(bridge.hand_over(content(4), 1, "n", run, **QUICK)) == 8
+    assert number_of(hand_over(content(21), 1, "m", run, **QUICK)) == 42
+    assert number_of(hand_over(content(4), 1, "n", run, **QUICK)) == 8
     assert len(run.processes) == 1
 
 
 def test_a_duplicate_is_answered_from_the_result(station):
     run = station()
-    bridge.hand_over(content(21), 1, "m", run, **QUICK)
+    hand_over(content(21), 1, "m", run, **QUICK)
     run.stop()
-    assert number_of(bridge.hand_over(content(0), 1, "m", run, **QUICK)) == 42
+    assert number_of(hand_over(content(0), 1, "m", run, **QUICK)) == 42
     assert len(run.processes) == 1
-    assert number_of(bridge.hand_over(content(1), 2, "m", run, **QUICK)) == 2  # another run's job
+    assert number_of(hand_over(content(1), 2, "m", run, **QUICK)) == 2  # another run's job
 
 
 def test_a_station_run_that_dies_is_started_again_and_the_job_done(station, tmp_path):
     run = station(die_at_first(tmp_path))
-    assert number_of(bridge.hand_over(content(3), 1, "m", run, **QUICK)) == 6
+    assert number_of(hand_over(content(3), 1, "m", run, **QUICK)) == 6
     assert len(run.processes) == 2
 
 
@@ -106,21 +108,21 @@ def test_a_job_that_kills_every_run_is_given_up(station):
     run = station(lambda *_: os._exit(9))
     # Which of the two is known depends on whether the lease was seen in the instant it was held.
     reason = "(it ended before the job was done|exit code 9)"
-    with pytest.raises(StationError, match=f"tried 3 station runs for this job: {reason}"):
-        bridge.hand_over(content(3), 1, "m", run, **QUICK)
+    with pytest.raises(HandoverError, match=f"tried 3 station runs for this job: {reason}"):
+        hand_over(content(3), 1, "m", run, **QUICK)
     assert len(run.processes) == 3
 
 
 def test_an_exception_reaches_the_server_and_the_run_lives_on(station):
-    def fails_on_odd(_, job):
+    def fails_on_odd(job):
         if number_of(job) % 2:
             raise ValueError(f"{number_of(job)} is odd")
-        return double(None, job)
+        return double(job)
 
     run = station(fails_on_odd)
-    with pytest.raises(StationError, match="ValueError: 3 is odd"):
-        bridge.hand_over(content(3), 1, "m", run, **QUICK)
-    assert number_of(bridge.hand_over(content(4), 1, "n", run, **QUICK)) == 8
+    with pytest.raises(HandoverError, match="ValueError: 3 is odd"):
+        hand_over(content(3), 1, "m", run, **QUICK)
+    assert number_of(hand_over(content(4), 1, "n", run, **QUICK)) == 8
     assert len(run.processes) == 1
 
 
@@ -134,7 +136,7 @@ def test_a_run_that_cannot_be_submitted_yet_is_submitted_later(station):
         start()
 
     run.start = start_at_third
-    assert number_of(bridge.hand_over(content(5), 1, "m", run, **QUICK)) == 10
+    assert number_of(hand_over(content(5), 1, "m", run, **QUICK)) == 10
 
 
 def test_a_run_that_never_begins_names_the_reason(station):
@@ -144,14 +146,14 @@ def test_a_run_that_never_begins_names_the_reason(station):
         raise FlowerError("no SuperLink at 127.0.0.1")
 
     run.start = refuse
-    with pytest.raises(StationError, match="no SuperLink at 127.0.0.1 after 0 s"):
-        bridge.hand_over(content(5), 1, "m", run, poll=0.01, start_timeout=0.1)
+    with pytest.raises(HandoverError, match="no SuperLink at 127.0.0.1 after 0 s"):
+        hand_over(content(5), 1, "m", run, poll=0.01, start_timeout=0.1)
 
 
 def test_the_server_does_not_wait_for_ever(station):
     run = station(lambda *_: time.sleep(60))
-    with pytest.raises(StationError, match="within 0.5 s"):
-        bridge.hand_over(content(5), 1, "m", run, timeout=0.5, **QUICK)
+    with pytest.raises(HandoverError, match="within 0.5 s"):
+        hand_over(content(5), 1, "m", run, timeout=0.5, **QUICK)
 
 
 def test_two_runs_never_serve_one_spool(tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from station_app import recordfile
+from hfedatm.handover import recordfile
 
 names = st.text(min_size=1, max_size=8)
 numbers = st.integers(-(2**62), 2**62) | st.floats(allow_nan=False)

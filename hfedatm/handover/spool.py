@@ -1,12 +1,12 @@
-"""The station's spool: a directory through which its two faces hand each other work.
+"""A spool: a directory through which two processes hand each other work.
 
-One job is up to three files that share a stem: ``.request`` (written by the face towards the
-server), then ``.result`` or ``.error`` (written by the face towards the clients). Every file
-appears by rename, so none is ever seen half written, and an answered job is never done again.
+One job is up to three files that share a stem: ``.request`` (written by who wants it done), then
+``.result`` or ``.error`` (written by who did it). Every file appears by rename, so none is ever
+seen half written, and an answered job is never done again.
 
 Whoever serves the spool holds a lock on its ``lease`` file. The kernel releases the lock the moment
-that process ends, however it ends, so a dead station run is noticed at once and two living
-ones can never serve the same spool.
+that process ends, however it ends, so a dead server is noticed at once and two living ones can
+never serve the same spool.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from typing import IO
 
 from flwr.app import RecordDict
 
-from station_app import recordfile
+from hfedatm.handover import recordfile
 
 
-class StationError(RuntimeError):
-    """The station could not do its job; the text is meant for the server's log."""
+class HandoverError(RuntimeError):
+    """A job was not done; the text is meant for the log of whoever asked."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One message of the server, with its answer once there is one."""
+    """One message's work, with its answer once there is one."""
 
     stem: Path
 
     @property
     def request(self) -> Path:
-        """The file with the server's content."""
+        """The file with the message's content."""
         return self.stem.with_suffix(".request")
 
     @property
     def result(self) -> Path:
-        """The file with the station's answer."""
+        """The file with the answer."""
         return self.stem.with_suffix(".result")
 
     @property
@@ -56,9 +56,9 @@ class Job:
         return self.result.exists() or self.error.exists()
 
     def answer(self) -> RecordDict:
-        """Return the result, or raise the error that the station run left."""
+        """Return the result, or raise the error that was left in its place."""
         if self.error.exists():
-            raise StationError(self.error.read_text(encoding="utf-8"))
+            raise HandoverError(self.error.read_text(encoding="utf-8"))
         return recordfile.load(self.result)
 
     def finish(self, content: RecordDict) -> None:
@@ -75,7 +75,7 @@ class Job:
 
 
 class Spool:
-    """The jobs of one station and the lease of whoever does them."""
+    """The jobs of one node and the lease of whoever does them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -104,11 +104,11 @@ class Spool:
             job = Job(request.with_suffix(""))
             if not job.done:
                 return job
-            request.unlink(missing_ok=True)  # the run ended between answering and tidying up
+            request.unlink(missing_ok=True)  # its server ended between answering and tidying up
         return None
 
     def forget(self, keep: int = 2) -> None:
-        """Delete all answers but the newest `keep`, and half-written ones of a killed run."""
+        """Delete all answers but the newest `keep`, and half-written ones of a killed process."""
         answers = [*self.folder.glob("*.result"), *self.folder.glob("*.error")]
         answers.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         half_written = [*self.folder.glob("*.result.tmp"), *self.folder.glob("*.error.tmp")]
@@ -117,13 +117,13 @@ class Spool:
 
     @property
     def served(self) -> bool:
-        """Whether a living station run holds the lease."""
+        """Whether a living process holds the lease."""
         with self._lease.open("a") as file:
             return not _lock(file)
 
     @contextmanager
     def lease(self) -> Iterator[bool]:
-        """Hold the lease; yields False if another station run has it."""
+        """Hold the lease; yields False if another process has it."""
         with self._lease.open("a") as file:
             # `served` looks by locking for an instant, which must not turn an heir away.
             for _ in range(20):
