@@ -93,15 +93,16 @@ def make(
 
 
 def conditions(table: Table) -> str:
-    """Say under which settings the runs of a table were made; rows may change some of them."""
-    s = resolve(table.base)
+    """Say under which settings the first row was run; other rows say in which they differ."""
+    s = resolve({**table.base, **next(iter(table.rows.values()))})
     params = f" ({s.dataset_params})" if s.dataset_params else ""
     return (
         f"{s.dataset}{params}, {s.model}, {s.client_method} clients unless the row says otherwise; "
         f"{s.stations} stations x {s.clients_per_station} clients ({s.station_assignment} order), "
         f"{s.rounds} rounds x {s.station_rounds} station rounds x {s.local_epochs} epochs, "
         f"batch {s.batch_size}, {s.optimizer} lr {s.lr:g} momentum {s.momentum:g}, "
-        f"{s.schedule} schedule."
+        f"{s.schedule} schedule"
+        + ("; every station starts from a model of its own." if s.station_start == "own" else ".")
     )
 
 
