@@ -104,7 +104,9 @@ def test_samples_work(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run_locally = hfedatm.runtime.local.run_locally
 
     def run_small(given: dict[str, Any]) -> dict[str, Any]:
-        return run_locally({**given, **SMALL})
+        summary = run_locally({**given, **SMALL})
+        assert summary["failures"] == 0, "a run goes on without a node that failed; a sample not"
+        return summary
 
     monkeypatch.setattr(hfedatm.runtime.local, "run_locally", run_small)
     monkeypatch.setattr(sys, "path", [*sys.path])
