@@ -26,4 +26,4 @@ lint: install
 	$(BIN)/ruff check . && $(BIN)/mypy
 
 docs: install      ## the documentation, in site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
