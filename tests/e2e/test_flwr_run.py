@@ -1,0 +1,145 @@
+"""`flwr run .` with Ray, SuperLink and all: the same model as in process; failures are failures."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from helpers import failures_of, last_model
+
+from hfedatm.results import read_rounds
+from hfedatm.runtime.local import run_locally
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {
+    "stations": 2,
+    "clients-per-station": 2,
+    "rounds": 2,
+    "station-rounds": 2,
+    "local-epochs": 1,
+    "batch-size": 64,
+    "device": "cpu",
+}
+
+
+class Flower:
+    """The ``flwr`` command with a home, ports and a SuperLink of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        control, http = _free_ports(2)
+        self.environment = os.environ | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "FLWR_HOME": str(home),
+            "FLWR_LOCAL_CONTROL_API_PORT": str(control),
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
+
+    def __call__(self, *arguments: str) -> str:
+        done = subprocess.run(
+            ["flwr", *arguments], cwd=ROOT, env=self.environment, text=True, timeout=1000,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+        return done.stdout
+
+    def run(self, *options: str, **settings: object) -> str:
+        given = {key.replace("_", "-"): value for key, value in settings.items()}
+        config = " ".join(f"{key}={json.dumps(value)}" for key, value in (SMALL | given).items())
+        return self("run", ".", "--stream", "-c", config, *options)
+
+    def runs(self) -> list[dict]:
+        """Return the runs, newest first."""
+        listed = self("list", "--format", "json")
+        runs = json.loads(listed[listed.index("{") :])["runs"]
+        return sorted(runs, key=lambda run: run["pending-at"], reverse=True)
+
+    def start(self) -> None:
+        """Start the SuperLink; on a busy machine it may miss the 15 s Flower gives it."""
+        for _ in range(8):
+            if '"success": true' in (said := self("list", "--format", "json")):
+                return
+        pytest.fail(f"no SuperLink: {said}")
+
+    def stop(self) -> None:
+        """End the SuperLink this home's commands started, and its children, by their ids."""
+        for process in psutil.process_iter(["cmdline"]):
+            if any(str(self.home) in part for part in process.info["cmdline"] or ()):
+                family = [process, *process.children(recursive=True)]
+                for member in family:
+                    member.terminate()
+                for member in psutil.wait_procs(family, timeout=20)[1]:
+                    member.kill()
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def flower(tmp_path_factory):
+    if shutil.which("flwr", path=str(Path(sys.executable).parent)) is None:
+        pytest.skip("the flwr command is not installed beside this Python")
+    command = Flower(tmp_path_factory.mktemp("flwr-home"))
+    try:
+        command.start()
+        yield command
+    finally:
+        command.stop()
+
+
+@pytest.fixture(scope="module")
+def in_process(tmp_path_factory):
+    """The run everything is compared with."""
+    folder = tmp_path_factory.mktemp("in-process")
+    run_locally(SMALL | {"output": str(folder), "run-name": "run", "client-method": "fedsr"})
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ((), "4 clients take turns on 2 nodes"),
+        (("--federation-config", "num-supernodes=12"), "4 clients on a node each"),
+    ],
+    ids=["2 nodes", "12 nodes"],
+)
+def test_simulation_gives_the_model_of_the_in_process_run(
+    flower, in_process, tmp_path, options, says
+):
+    shown = flower.run(*options, output=str(tmp_path), run_name="run", client_method="fedsr")
+    folder = tmp_path / "run"
+    assert (folder / "summary.json").is_file(), shown
+    assert says in shown
+    assert shown.count("| stations 2/2 | clients 4 |") == 2, "one line per round"
+    assert f"Results: {folder}" in shown
+    assert flower.runs()[0]["status"] == "finished:completed"
+    assert failures_of(folder) == []
+    expected, found = last_model(in_process), last_model(folder)
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+    accuracies = [[r["unseen"]["accuracy"] for r in read_rounds(f)] for f in (in_process, folder)]
+    assert accuracies[0] == accuracies[1]
+
+
+def test_a_refused_run_says_why_and_is_a_failed_run(flower, tmp_path):
+    shown = flower.run(output=str(tmp_path), lr=-1.0)
+    assert "hfedatm: lr: got -1.0; input should be greater than 0" in shown
+    assert flower.runs()[0]["status"] == "finished:failed"
+    assert list(tmp_path.iterdir()) == []
