@@ -69,6 +69,8 @@ def mask(content: RecordDict, context: Context) -> RecordDict:
     """Answer the peers' shares with the masked vector."""
     kept = _Kept.of(content, context)
     client, threshold = kept.read()
+    if client.stage != "mask":
+        raise SecureAggregationError(f"client {client.client} is at stage {client.stage!r}")
     masked = client.mask(_message(content), np.load(kept.vector, allow_pickle=False))
     kept.write(client, threshold)
     kept.vector.unlink()
