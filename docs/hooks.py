@@ -109,11 +109,11 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def _help(command: Any, context: Any) -> str:
     formatter = context.make_formatter()
-    formatter.width = 90
+    formatter.width = 76
     command.format_usage(context, formatter)
     command.format_help_text(context, formatter)
     _write_parameters(command, context, formatter)
-    return str(formatter.getvalue()).rstrip()
+    return str(formatter.getvalue()).replace("\\[", "[").rstrip()
 
 
 def _write_parameters(command: Any, context: Any, formatter: Any) -> None:

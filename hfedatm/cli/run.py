@@ -13,15 +13,17 @@ from hfedatm.settings import SettingsError
 
 def run(
     assignments: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings, e.g. rounds=3 lr=0.1")
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE...", help="Settings, e.g. rounds=3 lr=0.1"),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="YAML file of settings.", exists=True, dir_okay=False)
+        Path | None,
+        typer.Option("--config", "-c", help="YAML file of settings.", exists=True, dir_okay=False),
     ] = None,
 ) -> None:
     """Run a federation in this process.
 
-    Examples:
+    For example:
 
       hfedatm run
 
