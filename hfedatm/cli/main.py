@@ -7,6 +7,7 @@ import sys
 import typer
 
 from hfedatm.cli import (
+    audit,
     check,
     compare,
     deploy,
@@ -34,6 +35,7 @@ typer_app.command("watch")(watch.watch)
 typer_app.command("report")(report.report)
 typer_app.command("compare")(compare.compare)
 typer_app.command("export")(export.export)
+typer_app.command("audit")(audit.audit)
 typer_app.command("topology")(topology.topology)
 typer_app.command("settings")(settings.settings)
 typer_app.command("reproduce")(reproduce.reproduce)
