@@ -42,6 +42,7 @@ typer_app.command("reproduce")(reproduce.reproduce)
 typer_app.command("up")(deploy.up)
 typer_app.command("down")(deploy.down)
 typer_app.command("submit")(deploy.submit)
+typer_app.command("scaffold")(deploy.scaffold)
 
 
 def app() -> None:

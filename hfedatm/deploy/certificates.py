@@ -62,6 +62,15 @@ def make_link_certificate(authority: Path, folder: Path, hosts: Iterable[str]) -
     _write(folder / "ca.pem", (authority / "ca.pem").read_bytes(), public=True)
 
 
+def hosts_of(certificate: Path) -> set[str]:
+    """Return the names that a link's certificate is good for; none if there is no certificate."""
+    if not certificate.exists():
+        return set()
+    found = x509.load_pem_x509_certificate(certificate.read_bytes())
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return {str(name.value) for name in names}
+
+
 def make_node_key(authority: Path, folder: Path) -> None:
     """Make ``node`` and ``node.pub``, the key pair by which a SuperNode is known to its link."""
     key = ec.generate_private_key(ec.SECP384R1())

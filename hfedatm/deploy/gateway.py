@@ -7,7 +7,7 @@ gateway, which ends TLS, passes ``/v1/fleet/*`` and ``/health`` on with headers 
 unchanged, and refuses everything else.
 
 A node that asks for work and gets none sleeps for three seconds. So the gateway keeps such a
-request and asks again itself, several times a second: work then reaches a node almost at once.
+request and asks again itself, twice a second: work then reaches a node almost at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ALLOWED = re.compile(r"/health|/v1/fleet/[a-z-]+")
 # Flower sends arrays in chunks of 5 MiB, so an honest request is far below this.
 MAX_BODY = 64 * 2**20
 # Seconds that a request for work is kept, and between two looks.
-KEPT, LOOK_AGAIN = 10.0, 0.25
+KEPT, LOOK_AGAIN = 10.0, 0.5
 # Headers that describe one connection rather than the message (RFC 9110, 7.6.1), and the framing
 # that the two HTTP libraries write themselves.
 _CONNECTION_HEADERS = {

@@ -1,0 +1,112 @@
+"""Compose files and secrets for any number of stations and clients, on one machine or several."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from hfedatm.deploy import certificates
+from hfedatm.errors import UserError
+
+FILES = ("docker-compose.yml", "docker-compose.insecure.yml", "docker-compose.gpu.yml")
+CONTAINER_USER = 1000
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which machines there are; ``host`` is where other machines reach the server's gateway."""
+
+    stations: int
+    clients: int
+    host: str = ""
+    port: int = 9443
+    only: str = ""
+
+    @property
+    def links(self) -> dict[str, list[str]]:
+        """Each link's nodes, by machine name."""
+        names = [f"station-{number + 1}" for number in range(self.stations)]
+        below = {
+            name: [f"{name}-client-{number + 1}" for number in range(self.clients)]
+            for name in names
+        }
+        return {"server": names, **below}
+
+    @property
+    def shown(self) -> list[str]:
+        """The links whose part of the deployment runs on this machine."""
+        if self.only and self.only not in self.links:
+            raise UserError(f"only: got {self.only!r}; must be one of {', '.join(self.links)}")
+        return [self.only] if self.only else list(self.links)
+
+    @property
+    def services(self) -> list[str]:
+        """The services of the Compose file."""
+        services = []
+        for name in self.shown:
+            services += [name, f"{name}-gateway"]
+            if name != "server":
+                services += [f"{name}-node", *self.links[name]]
+        return services
+
+
+def write_compose(folder: Path, layout: Layout) -> list[Path]:
+    """Write the Compose file and its overrides; return their paths."""
+    templates = Environment(
+        loader=PackageLoader("hfedatm", "templates/compose"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    extra = f" --host {layout.host} --port {layout.port}" if layout.host else ""
+    extra += f" --only {layout.only}" if layout.only else ""
+    above = "server-gateway:8000"
+    if layout.host and "server" not in layout.shown:
+        above = f"{layout.host}:{layout.port}"
+    for name in FILES:
+        text = templates.get_template(f"{name}.j2").render(
+            stations=layout.stations,
+            clients=layout.clients,
+            shown=layout.shown,
+            services=layout.services,
+            host=layout.host,
+            port=layout.port,
+            above=above,
+            extra=extra,
+        )
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in FILES]
+
+
+def write_secrets(folder: Path, layout: Layout) -> None:
+    """Make the certificates and keys that are missing; those that are there stay."""
+    certificates.make_authority(folder)
+    for link, nodes in layout.links.items():
+        hosts = [link, f"{link}-gateway", "localhost", "127.0.0.1"]
+        if link == "server" and layout.host:
+            hosts.append(layout.host)
+        if certificates.hosts_of(folder / link / "link.pem") != set(hosts):
+            certificates.make_link_certificate(folder, folder / link, hosts)
+        known = folder / link / "nodes"
+        known.mkdir(mode=0o700, exist_ok=True)
+        for node in nodes:
+            if not (folder / node / "node").exists():
+                certificates.make_node_key(folder, folder / node)
+            shutil.copyfile(folder / node / "node.pub", known / f"{node}.pub")
+        for key in known.glob("*.pub"):
+            if key.stem not in nodes:
+                key.unlink()
+    if os.getuid() == 0:  # containers do not run as root, and the keys are their owner's only
+        for path in [folder, *folder.rglob("*")]:
+            if path.name != "ca.key":
+                os.chown(path, CONTAINER_USER, CONTAINER_USER)
+
+
+def write_user(folder: Path) -> None:
+    """Have the containers run as whoever owns the secrets."""
+    if os.getuid() not in (0, CONTAINER_USER):
+        owner = f"HFEDATM_UID={os.getuid()}\nHFEDATM_GID={os.getgid()}\n"
+        (folder / ".env").write_text(owner, encoding="utf-8")

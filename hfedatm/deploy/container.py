@@ -1,0 +1,105 @@
+"""What a container of the image runs: ``link NAME``, ``gateway NAME`` or ``node NAME``.
+
+A container has its machine's secrets in ``/secrets`` and keeps its state in ``/state``. The
+commands are those of :mod:`hfedatm.deploy.topology`, as everywhere else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from hfedatm.deploy import flower, topology
+from hfedatm.deploy.topology import Machine, Process
+
+STATE, SECRETS = Path("/state"), Path("/secrets")
+PORT = 8000
+ENROLLED = Path("/tmp/enrolled")
+
+
+def main() -> None:
+    """Run one process of a deployment in this container."""
+    parser = argparse.ArgumentParser(prog="hfedatm-container", description=__doc__)
+    parser.add_argument("kind", choices=["link", "gateway", "node", "healthy"])
+    parser.add_argument("name", help="the machine, such as station-1; healthy: the kind")
+    parser.add_argument("--above", help="node: address of the gateway of the tier above")
+    parser.add_argument("--link", default="", help="node of a station: its own SuperLink")
+    parser.add_argument("--config", nargs="*", default=[], help="node: more KEY=VALUE")
+    parser.add_argument("--insecure", action="store_true", help="no TLS, no node keys")
+    asked = parser.parse_args()
+    insecure = asked.insecure or bool(os.environ.get("HFEDATM_INSECURE"))
+    machine = Machine(asked.name, STATE, None if insecure else SECRETS)
+    if asked.kind == "healthy":
+        sys.exit(0 if healthy(machine, asked.name) else 1)
+    os.environ["FLWR_HOME"] = str(STATE / f"{asked.kind}-home")
+    if asked.kind == "link":
+        sys.exit(run_link(machine))
+    if asked.kind == "gateway":
+        _become(topology.gateway(machine, PORT, f"{asked.name}:{PORT}", "0.0.0.0"))
+    _become(node(machine, asked.above, asked.link, asked.config))
+
+
+def node(machine: Machine, above: str, link: str, given: list[str]) -> Process:
+    """Return the SuperNode of a client, or of the station whose SuperLink is called ``link``."""
+    config: dict[str, str | int] = {"spool": str(STATE / "spool")}
+    if link:
+        config["link"] = link
+        _write_connection(machine, link, Path(os.environ["FLWR_HOME"]))
+    for assignment in given:
+        key, _, value = assignment.partition("=")
+        config[key] = int(value) if value.isdigit() else value
+    return topology.node(machine, PORT, above, config)
+
+
+def run_link(machine: Machine) -> int:
+    """Run a SuperLink; once it answers, make the keys of its nodes known to it."""
+    process = topology.link(machine, PORT, "0.0.0.0")
+    _write_connection(machine, machine.name, Path(os.environ["FLWR_HOME"]))
+    _write_connection(machine, machine.name, STATE / ".hfedatm/operator")  # for `hfedatm submit`
+    ENROLLED.unlink(missing_ok=True)
+    link = subprocess.Popen(process.command, env=flower.environment())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda caught, _: link.send_signal(caught))
+    while link.poll() is None and not healthy(machine, "gateway"):
+        time.sleep(0.3)
+    if machine.secrets is not None:
+        for key in sorted((machine.secrets / "nodes").glob("*.pub")):
+            if link.poll() is None:
+                flower.register_node(key, machine.name)
+    ENROLLED.touch()
+    return link.wait()
+
+
+def healthy(machine: Machine, kind: str) -> bool:
+    """Say whether the process in this container answers; a link must also know its nodes."""
+    if kind == "link" and not ENROLLED.exists():
+        return False
+    scheme, context = "http", None
+    if machine.secrets is not None and kind != "node":  # a node answers its own machine only
+        scheme, context = "https", ssl.create_default_context(cafile=machine.secret("ca.pem"))
+    try:
+        url = f"{scheme}://localhost:{PORT}/health"
+        with urllib.request.urlopen(url, timeout=5, context=context) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _write_connection(machine: Machine, link: str, home: Path) -> None:
+    ca_file = None if machine.secrets is None else machine.secret("ca.pem")
+    topology.write_connections(home, {link: f"{link}:{PORT}"}, ca_file)
+
+
+def _become(process: Process) -> None:
+    os.execvpe(process.command[0], process.command, flower.environment())
+
+
+if __name__ == "__main__":
+    main()
