@@ -59,7 +59,7 @@ def examine(settings: Settings) -> dict[str, Any]:
         "memory": memory(model, grams, settings),
         "privacy": _privacy(settings, grams),
         "device": _device(settings),
-        "warnings": [str(w.message) for w in caught],
+        "warnings": [str(w.message) for w in caught] + _too_small(settings, data, grams),
     }
 
 
@@ -167,6 +167,20 @@ def _data(settings: Settings, data: DomainData) -> dict[str, Any]:
         "unseen": target,
         "examples_per_client": {"smallest": min(sizes), "largest": max(sizes)},
     }
+
+
+def _too_small(settings: Settings, data: DomainData, grams: Mapping[str, Gram]) -> list[str]:
+    """Warn of clients whose Grams would be refused; one example of an image is one row."""
+    share = 1 - settings.validation_fraction
+    rows = int(share * _data(settings, data)["examples_per_client"]["smallest"])
+    open_grams = bool(grams) and settings.privacy_mechanism == "none"
+    if data.spec.kind != "image" or not open_grams or rows >= settings.gram_min_rows:
+        return []
+    return [
+        f"the smallest client has about {rows} training examples, fewer than gram-min-rows = "
+        f"{settings.gram_min_rows}: its Grams will be refused. Use fewer clients, or turn on "
+        "privacy.mechanism"
+    ]
 
 
 def _privacy(settings: Settings, grams: Mapping[str, Gram]) -> dict[str, Any]:

@@ -1,0 +1,101 @@
+"""`hfedatm export`: the model outside its run."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from helpers import small_settings, tiny_data
+from safetensors.torch import load_file
+
+import hfedatm.exporting as exporting
+from client_app.data import Batches
+from client_app.training import evaluate
+from hfedatm.assembly import build_method, build_model
+from hfedatm.errors import UserError
+from hfedatm.exporting import export_run
+from hfedatm.runs import read_run
+from hfedatm.settings import Settings
+
+
+def test_the_exported_model_is_as_good_as_the_run_says(results, tmp_path):
+    run = read_run(results / "hfedatm-0")
+    weights, card, settings = export_run(run, "last", tmp_path)
+    stored = Settings.model_validate(json.loads(settings.read_text()))
+    data = tiny_data()
+    model = build_model(stored, data.spec, build_method(stored))
+    model.load_state_dict(load_file(weights))
+    found = evaluate(model, Batches(data.domains["c"], data.spec, 64, torch.device("cpu")))
+    accuracy = found["correct"] / found["num-examples"]
+    assert accuracy == pytest.approx(run.summary["last"]["unseen_accuracy"])
+    assert f"{100 * accuracy:.1f} %" in card.read_text()
+
+
+def test_the_card_says_what_one_must_know(results, tmp_path):
+    _, card, _ = export_run(read_run(results / "hfedatm-0"), "best", tmp_path)
+    text = card.read_text()
+    for words in (
+        "unseen domain (c)",
+        "source domains (a, b)",
+        "How to use it",
+        "Privacy:",
+        "1 x 8 x 8",
+    ):
+        assert words in text
+
+
+def test_onnx_computes_the_same(results, tmp_path):
+    onnx = pytest.importorskip("onnx", reason="install hfedatm[onnx]")
+    pytest.importorskip("onnxscript", reason="install hfedatm[onnx]")
+    from onnx.reference import ReferenceEvaluator
+
+    files = export_run(read_run(results / "hfedatm-0"), "last", tmp_path, onnx=True)
+    assert files[-1].name == "model.onnx"
+    onnx.checker.check_model(str(files[-1]))
+    settings = small_settings()
+    data = tiny_data()
+    model = build_model(settings, data.spec, build_method(settings))
+    model.load_state_dict(load_file(files[0]))
+    session = ReferenceEvaluator(str(files[-1]))
+    for size in (1, 5):  # the batch is free
+        images = data.domains["c"].inputs[:size]
+        (logits,) = session.run(None, {"image": images.numpy()})
+        with torch.no_grad():
+            torch.testing.assert_close(
+                torch.from_numpy(logits), model.eval()(images), rtol=1e-4, atol=1e-4
+            )
+
+
+def test_missing_onnx_is_said_before_anything_is_written(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(exporting, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'hfedatm\[onnx\]'"):
+        export_run(read_run(results / "hfedatm-0"), "last", tmp_path / "out", onnx=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_without_a_best_model_says_so(results, tmp_path):
+    shutil.copytree(results / "avg-0", tmp_path / "run")
+    (tmp_path / "run" / "best.safetensors").unlink()
+    with pytest.raises(UserError, match="--model last"):
+        export_run(read_run(tmp_path / "run"), "best", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_settings_of_another_version_are_refused(results, tmp_path):
+    shutil.copytree(results / "avg-0", tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    config["settings"]["gadget"] = 1
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="another version"):
+        export_run(read_run(tmp_path / "run"), "last", tmp_path / "out")
+
+
+def test_command_prints_the_files(hfedatm, results, tmp_path):
+    done = hfedatm("export", results / "avg-0", "--model", "last", "-o", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "README.md",
+        "model.safetensors",
+        "settings.json",
+    ]
+    assert str(tmp_path / "out" / "README.md") in done.stdout.replace("\n", "")

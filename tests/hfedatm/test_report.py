@@ -1,0 +1,208 @@
+"""The report: everything in one file, in one browser, from one run or several."""
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from hfedatm.errors import UserError
+from hfedatm.report import render, write_report
+from hfedatm.runs import read_run
+
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+
+
+class Page(HTMLParser):
+    """What a page refers to, its headings and its figures."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.figures, self.headings, self.scripts = [], [], [], 0
+        self._heading = False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.links += [found[k] for k in ("src", "href", "xlink:href") if k in found]
+        self.scripts += tag == "script"
+        self._heading = tag in ("h2", "h3")
+        if tag == "svg":
+            self.figures.append(found["aria-label"])
+
+    def handle_data(self, text):
+        if self._heading and text.strip():
+            self.headings.append(text.strip())
+
+
+@pytest.fixture(scope="module")
+def text(results):
+    return render([read_run(results / "apart")])
+
+
+@pytest.fixture(scope="module")
+def page(text):
+    return Page(text)
+
+
+def test_every_figure_is_there(page):
+    for label in (
+        "Accuracy per round on source",
+        "Accuracy per round of every domain",
+        "Channels moved by the alignment",
+        "Assignment of channels",
+        "Filters of",
+        "Distance between stations",
+        "Eigenvalues of the Grams",
+        "bytes up per round",
+        "seconds per round",
+        "Confusion matrix",
+    ):
+        assert any(figure.startswith(label) for figure in page.figures), label
+
+
+def test_every_part_has_a_heading(page):
+    for heading in (
+        "Accuracy",
+        "Every domain",
+        "The tiers",
+        "Inside the merge",
+        "Cost",
+        "Privacy",
+        "Failures",
+        "On the unseen domain",
+        "Settings",
+    ):
+        assert heading in page.headings
+
+
+def test_nothing_comes_from_outside(text, page):
+    assert all(link.startswith(("data:", "#")) for link in page.links)
+    assert not page.scripts
+    assert not re.search(r"url\((?!#)|@import", text)
+
+
+def test_colours_follow_the_page(text):
+    assert "prefers-color-scheme: dark" in text
+    assert not re.search(r"#(010203|040506|070809|0a0b0c|0d0e1\d)", text)  # no placeholder is left
+
+
+def test_numbers_are_those_of_the_run(results, text):
+    run = read_run(results / "apart")
+    assert f"{100 * run.summary['last']['unseen_accuracy']:.1f} %" in text
+    assert f"{100 * run.summary['last']['source_accuracy']:.1f} %" in text
+    assert "station-start=own" in text  # the command that repeats it
+
+
+def test_failures_are_shown_and_escaped(broken_run):
+    text = render([read_run(broken_run)])
+    assert "Diverged: &lt;nan&gt; &amp; more" in text
+    assert "<nan>" not in text
+    assert "kept the model of the round before: 1 of 2 stations usable" in text
+    assert any(figure == "Failures per node and round" for figure in Page(text).figures)
+
+
+def test_privacy_is_shown_when_it_was_spent(broken_run):
+    lines = (
+        (broken_run / "rounds.jsonl")
+        .read_text()
+        .replace(
+            '"round": ', '"privacy": {"epsilon": 1.5, "budget": 2.0, "delta": 1e-05}, "round": '
+        )
+    )
+    (broken_run / "rounds.jsonl").write_text(lines)
+    text = render([read_run(broken_run)])
+    assert "Privacy spent, per round" in Page(text).figures
+    assert "No privacy mechanism was on" not in text
+
+
+def test_several_runs_lie_over_each_other(results):
+    runs = [read_run(results / name) for name in ("avg-0", "hfedatm-0")]
+    text = render(runs)
+    assert Page(text).headings[0] == "What differs"
+    assert "<code>server-rule</code>" in text
+    assert "avg-0, unseen" in text and "hfedatm-0, unseen" in text  # one figure's legend
+
+
+def test_a_run_without_diagnostics_still_has_a_report(results, tmp_path):
+    shutil.copytree(results / "apart", tmp_path / "bare")
+    shutil.rmtree(tmp_path / "bare" / "diagnostics")
+    found = Page(render([read_run(tmp_path / "bare")]))
+    assert "Inside the merge" not in found.headings
+    assert "Cost" in found.headings
+
+
+def test_diagnostics_hold_what_the_merge_did(results):
+    run = read_run(results / "apart")
+    assert sorted(run.diagnostics) == [1, run.total]
+    arrays = run.diagnostics[1]
+    merge = run.rounds[0]["merge"]
+    for station, groups in merge["stations"].items():
+        for group, report in groups.items():
+            p = arrays[f"assignment/{station}/{group}"]
+            assert sorted(p) == list(range(len(p)))
+            assert (p != np.arange(len(p))).sum() == report["moved"]
+    assert run.rounds[0]["moved"] > 0  # or the next line would say nothing
+    assert arrays["distance/after"].sum() < arrays["distance/before"].sum()
+    counts = run.diagnostics[run.total]["confusion"]
+    right = np.trace(counts) / counts.sum()
+    assert right == pytest.approx(run.rounds[-1]["unseen"]["accuracy"])
+    wrong = run.diagnostics[run.total]
+    assert (wrong["wrong/targets"] != wrong["wrong/predicted"]).all()
+
+
+def test_nothing_to_show_is_said(results, tmp_path):
+    shutil.copytree(results / "avg-0", tmp_path / "new")
+    (tmp_path / "new" / "rounds.jsonl").unlink()
+    with pytest.raises(UserError, match="no round is finished yet"):
+        write_report([read_run(tmp_path / "new")], tmp_path / "out.html")
+    assert not (tmp_path / "out.html").exists()
+
+
+def test_command_writes_into_the_run(hfedatm, results, tmp_path):
+    done = hfedatm("report", results / "avg-0", "-o", tmp_path / "x" / "page.html")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "x" / "page.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here to open the page with")
+@pytest.mark.parametrize("scheme", [0, 1], ids=["dark", "light"])
+def test_a_browser_shows_it_without_complaint(results, tmp_path, scheme):
+    path = tmp_path / "report.html"
+    write_report([read_run(results / "apart")], path)
+    # The title is set only if every figure has a size and every picture was decoded.
+    probe = """<script>addEventListener("load", () => {
+      const svgs = [...document.querySelectorAll("figure svg")];
+      const images = [...document.querySelectorAll("img")];
+      const seen = svgs.filter(s => s.getBoundingClientRect().width > 100).length;
+      const decoded = images.filter(i => i.naturalWidth).length;
+      document.title = `${seen} of ${svgs.length}, ${decoded} of ${images.length}, `
+        + getComputedStyle(document.body).backgroundColor;
+    })</script></body>"""
+    path.write_text(path.read_text().replace("</body>", probe))
+    shot = tmp_path / "shot.png"
+    flags = (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
+        "--disable-background-networking --disable-component-update --enable-logging=stderr --v=0 "
+        f"--blink-settings=preferredColorScheme={scheme} --window-size=1100,3000"
+    ).split()
+    common = [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'profile'}"]
+    dumped = subprocess.run(
+        [*common, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120
+    )
+    assert "CONSOLE" not in dumped.stderr, dumped.stderr
+    title = re.search(r"<title>(.*?)</title>", dumped.stdout)[1]
+    svgs, pictures, background = re.match(r"(\d+ of \d+), (\d+ of \d+), (.*)", title).groups()
+    for shown, there in (text.split(" of ") for text in (svgs, pictures)):
+        assert shown == there
+    assert int(svgs.split()[0]) >= 10
+    assert background == ("rgb(18, 21, 26)" if scheme == 0 else "rgb(246, 247, 249)")
+    subprocess.run(
+        [*common, f"--screenshot={shot}", path.as_uri()], capture_output=True, timeout=120
+    )
+    assert shot.stat().st_size > 50_000  # an empty page is far smaller
