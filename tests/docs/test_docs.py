@@ -189,9 +189,10 @@ def test_names_exist(page: Path) -> None:
         for targets in re.findall(r"(?<![\w-])make ([a-z -]+)", code):
             check_make(targets.split())
     for code in inline_code(page):
-        assignment = re.fullmatch(r"([a-z][a-z.-]*) ?= ?\"?([^\"=,]*)\"?(=.*)?", code)
-        if assignment and code != "key=value":
-            check_setting(assignment[1], assignment[2])
+        code = code.replace(" = ", "=")
+        if code != "key=value" and re.fullmatch(r"([a-z][a-z.-]*=\S*\s*)+", code):
+            for key, value in (part.split("=", 1) for part in shlex.split(code)):
+                check_setting(key, value)
         if re.fullmatch(r"[\w.-]+/[\w./-]+\.(py|yaml|toml|md)", code) and "/my_" not in code:
             assert (ROOT / code).exists(), f"there is no {code}"
 
