@@ -128,9 +128,15 @@ class FedRC(Rule):
     reports: ClassVar[tuple[str, ...]] = ("input-mean", "input-square")
 
     def check(self, settings: Settings) -> None:
-        """Refuse a training loop that does not report."""
+        """Refuse a training loop that does not report, and protection this rule would undo."""
         if settings.train_fn:
             raise UserError("server-rule fedrc needs the project's training loop: remove train-fn")
+        for key in ("dp_sgd", "secure_aggregation"):
+            if getattr(settings, key):
+                raise UserError(
+                    "server-rule fedrc shows a station the mean and variance of each client's "
+                    f"inputs: it does not go with {key.replace('_', '-')}"
+                )
 
     def on_client(self, method: Method) -> Method:
         """Let clients summarise their data."""

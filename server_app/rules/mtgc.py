@@ -153,8 +153,10 @@ class MTGC(Rule):
                 f"server-rule mtgc corrects the gradients of SGD steps; optimizer is "
                 f"{settings.optimizer!r}: set optimizer=sgd"
             )
-        if settings.train_fn:
-            raise UserError("server-rule mtgc needs the project's training loop: remove train-fn")
+        for key in ("train_fn", "dp_sgd"):
+            if getattr(settings, key):
+                key = key.replace("_", "-")
+                raise UserError(f"server-rule mtgc needs the plain training loop: remove {key}")
 
     def on_client(self, method: Method) -> Method:
         """Correct the method's gradients."""

@@ -8,7 +8,7 @@ from helpers import SPEC, run_small, small_settings, tiny_net
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hfedatm.assembly import build_method
+from hfedatm.assembly import build_method, build_rule
 from hfedatm.errors import UserError
 from hfedatm.results import read_rounds
 from hfedatm_core import ChannelGraph, Update
@@ -108,3 +108,12 @@ def test_a_method_that_shares_with_all_is_refused_with_the_cure(tmp_path):
         tmp_path, server_rule="fedrc", client_method="fediir", client_params="level=station"
     )
     assert not any(record["failures"] for record in read_rounds(folder))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"train_fn": "a:b"}, "train-fn"), ({"secure_aggregation": True}, "secure-aggregation")],
+)
+def test_settings_it_does_not_go_with_are_refused(given, words):
+    with pytest.raises(UserError, match=words):
+        build_rule(small_settings(server_rule="fedrc", **given))

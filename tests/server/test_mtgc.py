@@ -147,7 +147,12 @@ def test_distance_is_how_far_sgd_moves_along_a_constant_gradient(lr, momentum, s
 
 
 @pytest.mark.parametrize(
-    ("given", "words"), [({"optimizer": "adamw"}, "optimizer"), ({"train_fn": "a:b"}, "train-fn")]
+    ("given", "words"),
+    [
+        ({"optimizer": "adamw"}, "optimizer"),
+        ({"train_fn": "a:b"}, "train-fn"),
+        ({"dp_sgd": True, "privacy.epsilon": 1.0}, "dp-sgd"),
+    ],
 )
 def test_settings_without_plain_steps_are_refused(given, words):
     with pytest.raises(UserError, match=words):
