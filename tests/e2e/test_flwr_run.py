@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -35,12 +36,12 @@ class Flower:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        control, http = _free_ports(2)
+        self.control, self.http = _free_ports(2)
         self.environment = os.environ | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "FLWR_HOME": str(home),
-            "FLWR_LOCAL_CONTROL_API_PORT": str(control),
-            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(http),
+            "FLWR_LOCAL_CONTROL_API_PORT": str(self.control),
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(self.http),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
         }
@@ -64,21 +65,36 @@ class Flower:
         return sorted(runs, key=lambda run: run["pending-at"], reverse=True)
 
     def start(self) -> None:
-        """Start the SuperLink; on a busy machine it may miss the 15 s Flower gives it."""
-        for _ in range(8):
-            if '"success": true' in (said := self("list", "--format", "json")):
+        """Start the SuperLink as `flwr run` would, but without its limit of 15 s."""
+        folder = self.home / "local-superlink"
+        folder.mkdir()
+        self.link = subprocess.Popen(
+            [
+                Path(sys.executable).parent / "flower-superlink",
+                "--insecure", "--simulation", "--isolation", "subprocess",
+                "--control-api-address", f"127.0.0.1:{self.control}", "--host", "127.0.0.1",
+                "--port", str(self.http), "--log-file", str(folder / "superlink.log"),
+                "--database", str(folder / "state.db"),
+            ],
+            env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and self.link.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", self.http), timeout=1).close()
                 return
-        pytest.fail(f"no SuperLink: {said}")
+            except OSError:
+                time.sleep(0.5)
+        pytest.fail(f"no SuperLink: {(folder / 'superlink.log').read_text()}")
 
     def stop(self) -> None:
-        """End the SuperLink this home's commands started, and its children, by their ids."""
-        for process in psutil.process_iter(["cmdline"]):
-            if any(str(self.home) in part for part in process.info["cmdline"] or ()):
-                family = [process, *process.children(recursive=True)]
-                for member in family:
-                    member.terminate()
-                for member in psutil.wait_procs(family, timeout=20)[1]:
-                    member.kill()
+        """End the SuperLink and whatever it started, by their ids."""
+        process = psutil.Process(self.link.pid)
+        family = [*process.children(recursive=True), process]
+        for member in family:
+            member.terminate()
+        for member in psutil.wait_procs(family, timeout=20)[1]:
+            member.kill()
 
 
 def _free_ports(count: int) -> list[int]:
