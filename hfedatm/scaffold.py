@@ -21,7 +21,7 @@ LONGEST_NAME = 32  # Flower's limit for an app
 def write_project(folder: Path) -> list[Path]:
     """Write the project into a new or empty folder and return its files.
 
-    The folder's name becomes the project's name and, with underscores, its package's.
+    The folder's name becomes the project's name and, with underscores for hyphens, its package's.
     """
     project, package = _names(folder.resolve().name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -52,13 +52,15 @@ def write_project(folder: Path) -> list[Path]:
 
 
 def _names(folder: str) -> tuple[str, str]:
-    project = re.sub(r"[^a-z0-9]+", "-", folder.lower()).strip("-")
-    package = project.replace("-", "_")
-    if not package.isidentifier() or keyword.iskeyword(package) or len(project) > LONGEST_NAME:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", folder) or len(folder) > LONGEST_NAME:
         raise UserError(
-            f"init: {folder!r} cannot name a package; begin with a letter, use letters, digits and "
-            f"hyphens, at most {LONGEST_NAME}"
+            f"init: {folder!r} cannot name a Flower App; begin with a letter, then letters, digits "
+            f"and hyphens, at most {LONGEST_NAME} in all"
         )
-    if find_spec(package) is not None:
-        raise UserError(f"init: there is a package {package!r} already; choose another name")
+    project = folder.lower()
+    package = project.replace("-", "_")
+    if keyword.iskeyword(package) or find_spec(package) is not None:
+        raise UserError(
+            f"init: Python already has something called {package!r}; choose another name"
+        )
     return project, package
