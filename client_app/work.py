@@ -17,7 +17,7 @@ from hfedatm.errors import UserError
 from hfedatm.plugins import check_call, import_object
 from hfedatm.privacy import is_private
 from hfedatm.records import Task, find_record, record_to_state
-from hfedatm.seeding import derive
+from hfedatm.seeding import derive, seed_torch
 from hfedatm.state import NodeMemory
 from hfedatm_core import Gram, collect_grams
 from hfedatm_core.sharing import distinct
@@ -167,7 +167,7 @@ class LocalWork:
         return Batches(self.data.train, self.data.spec, self.settings.batch_size, self.device, seed)
 
     def _reproducible(self) -> Any:
-        torch.manual_seed(self._seed)
+        seed_torch(self._seed, self.device)
         return torch_threads(self.settings.threads)
 
 

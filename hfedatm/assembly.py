@@ -5,7 +5,8 @@ Every tier calls these with the same settings and so gets the same network.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ import server_app.rules
 from client_app.methods.base import Method
 from hfedatm.errors import UserError
 from hfedatm.plugins import check_call, construct, find_class, find_function
-from hfedatm.seeding import derive
+from hfedatm.seeding import derive, seed_torch
 from hfedatm.settings import Settings, parse_params
 from hfedatm_core import Gram, collect_grams
 from hfedatm_core.data import DataSpec, DomainData
@@ -78,15 +79,12 @@ def build_model(
 
     With a ``station`` they are that station's own.
     """
-    build = find_function("model", settings.model, hfedatm_core.models, "build", "hfedatm.models")
-    check_call("model", build, "build(spec, **params) -> torch.nn.Module", "spec")
+    build = _builder(settings.model, settings.model_params)
     with torch.random.fork_rng(devices=[]):
         own = () if station is None else ("station", station)
-        torch.manual_seed(derive(settings.seed, "model", *own))
-        options = parse_params(settings.model_params)
+        seed_torch(derive(settings.seed, "model", *own))
         try:
-            check_options(build, options, f"model {settings.model!r}", reserved=("spec",))
-            model: Any = build(spec, **options)
+            model: Any = build(spec)
         except (ValueError, TypeError, OSError) as error:
             raise UserError(f"model: {error}") from error
         if not isinstance(model, nn.Module):
@@ -98,6 +96,19 @@ def build_model(
 
             model = fix_model(model)
         return method.adapt(model)
+
+
+@cache
+def _builder(name: str, params: str) -> Callable[[DataSpec], Any]:
+    """Return a model's build function with the user's options."""
+    build = find_function("model", name, hfedatm_core.models, "build", "hfedatm.models")
+    check_call("model", build, "build(spec, **params) -> torch.nn.Module", "spec")
+    options = parse_params(params)
+    try:
+        check_options(build, options, f"model {name!r}", reserved=("spec",))
+    except ValueError as error:
+        raise UserError(f"model: {error}") from error
+    return partial(build, **options)
 
 
 def example_grams(settings: Settings, model: nn.Module, spec: DataSpec) -> dict[str, Gram]:

@@ -12,7 +12,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable
 from dataclasses import fields
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
@@ -27,6 +27,7 @@ class PluginError(UserError):
     """A named piece of code cannot be found or does not have the needed form."""
 
 
+@cache
 def find_function(setting: str, name: str, package: ModuleType, attribute: str, group: str) -> Any:
     """Return the function a setting names; ``attribute`` is what a built-in module calls it."""
     try:
@@ -36,6 +37,7 @@ def find_function(setting: str, name: str, package: ModuleType, attribute: str, 
         raise PluginError(f"{setting}: {error} {OWN}") from None
 
 
+@cache
 def find_class(setting: str, name: str, package: ModuleType, base: type, group: str) -> Any:
     """Return the subclass of ``base`` a setting names."""
     found = _from_elsewhere(setting, name, package, group)
@@ -127,7 +129,6 @@ def _from_elsewhere(setting: str, name: str, package: ModuleType, group: str) ->
         return None
 
 
-@lru_cache
 def _entry_point(group: str, name: str) -> Any:
     for point in entry_points(group=group, name=name):
         return point.load()

@@ -8,15 +8,19 @@ ever unpickled, and nothing that fails a check reaches a sum.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from hfedatm.npy import read_array
 from hfedatm.settings import Settings
+from hfedatm_core.arrays import is_finite
 from hfedatm_core.gram import FactorGram, Gram
 from hfedatm_core.sharing import pack_grams, unpack_grams
 
@@ -43,19 +47,29 @@ class Task:
 
     def to_record(self) -> ConfigRecord:
         """Return the wire form."""
-        return ConfigRecord(
-            {**self.__dict__, "settings": self.settings.model_dump_json(by_alias=True)}
-        )
+        return ConfigRecord({**self.__dict__, "settings": _write_settings(self.settings)})
 
     @classmethod
     def from_record(cls, record: ConfigRecord) -> Task:
         """Read the wire form; the settings are validated again."""
         given: dict[str, Any] = dict(record)
-        return cls(**{**given, "settings": Settings.model_validate_json(given["settings"])})
+        return cls(**{**given, "settings": _read_settings(given["settings"])})
 
     def but(self, **changes: Any) -> Task:
         """Return this task with some fields changed."""
         return replace(self, **changes)
+
+
+@lru_cache(maxsize=4)
+def _write_settings(settings: Settings) -> str:
+    """Return the wire form; a station writes the same settings for every client."""
+    return settings.model_dump_json(by_alias=True)
+
+
+@lru_cache(maxsize=4)
+def _read_settings(text: str) -> Settings:
+    """Check and read the wire form; a process that serves many clients does so once."""
+    return Settings.model_validate_json(text)
 
 
 @dataclass(frozen=True)
@@ -80,7 +94,7 @@ def arrays_to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
 
 def record_to_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
     """Unwrap named numpy arrays."""
-    return {name: array.numpy() for name, array in record.items()}
+    return {name: read_array(array) for name, array in record.items()}
 
 
 def state_to_record(state: Mapping[str, torch.Tensor]) -> ArrayRecord:
@@ -92,7 +106,7 @@ def state_to_record(state: Mapping[str, torch.Tensor]) -> ArrayRecord:
 
 def record_to_state(record: ArrayRecord) -> State:
     """Unwrap a state dict."""
-    return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
+    return {name: torch.from_numpy(read_array(array)) for name, array in record.items()}
 
 
 def grams_to_record(grams: Mapping[str, Gram], dtype: str = "float32") -> ArrayRecord:
@@ -178,7 +192,7 @@ def open_state(
             )
         if tensor.dtype != expected.dtype:
             raise BadReply(f"{key}: {name} has type {tensor.dtype}, not {expected.dtype}")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if not is_finite(tensor):
             raise BadReply(f"{key}: {name} has values that are not finite")
         state[name] = tensor
     return state
@@ -186,7 +200,7 @@ def open_state(
 
 def _read(name: str, array: Array) -> torch.Tensor:
     try:
-        value = array.numpy()
+        value = read_array(array)
         if tuple(value.shape) != tuple(array.shape):
             raise ValueError(f"says shape {array.shape} but carries {value.shape}")
         return torch.from_numpy(value)
@@ -228,7 +242,7 @@ def open_metrics(
         raise BadReply("reply has no 'metrics'")
     metrics: dict[str, float] = {}
     for name, value in record.items():
-        if not isinstance(value, int | float) or not np.isfinite(value):
+        if not isinstance(value, int | float) or not math.isfinite(value):
             raise BadReply(f"metrics: {name} = {value!r} is not a finite number")
         metrics[name] = value
     for name in counts:

@@ -27,6 +27,7 @@ from hfedatm.assembly import (
 )
 from hfedatm.records import record_to_state, state_to_record
 from hfedatm.results import RunFolder
+from hfedatm.seeding import seed_torch
 from hfedatm.settings import Settings, resolve
 from hfedatm.tracking import check_trackers, open_trackers
 from hfedatm_core import ChannelGraph
@@ -104,7 +105,7 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
         state = record_to_state(arrays)
         if "source" in record or not settings.validation_fraction:
             model.load_state_dict(state)
-            torch.manual_seed(settings.seed)
+            seed_torch(settings.seed, device)
             result = evaluate(model.to(device), unseen)
             record["unseen"] = {
                 "domain": target,

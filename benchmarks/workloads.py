@@ -1,0 +1,103 @@
+"""Data, training and federations that several benchmarks use; all made up, all seeded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.supercore.task_identity import TaskIdentity
+
+from hfedatm.assembly import build_method, build_model, build_rule, example_grams, load_data
+from hfedatm.records import state_to_record
+from hfedatm.runtime.in_process import InProcessGrid
+from hfedatm.runtime.local import local_stations
+from hfedatm.settings import resolve
+from hfedatm_core import ChannelGraph
+from hfedatm_core.data import DataSpec, Domain, DomainData
+from hfedatm_core.models import lenet5
+from server_app.strategy import HFedATMStrategy
+
+# Flower's runtimes tell a process who it is before it may make a message.
+TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+logging.getLogger("flwr").setLevel(logging.WARNING)
+
+DIGITS = DataSpec("image", 10, (1, 28, 28))
+
+
+def random_images(
+    data_dir: str | None = None, examples: int = 256, channels: int = 1, size: int = 28
+) -> DomainData:
+    """Return two source domains and a tiny target domain of noise."""
+    generator = torch.Generator().manual_seed(0)
+    spec = DataSpec("image", 10, (channels, size, size))
+
+    def domain(name: str, count: int) -> Domain:
+        images = torch.randint(
+            256, (count, *spec.input_shape), generator=generator, dtype=torch.uint8
+        )
+        return Domain(name, images, torch.randint(10, (count,), generator=generator))
+
+    return DomainData(
+        spec,
+        {"a": domain("a", examples), "b": domain("b", examples), "target": domain("target", 2)},
+    )
+
+
+def no_training(model: Any, batches: Any, received: Any, settings: Any) -> dict[str, float]:
+    """Train nothing, as the quickest possible client."""
+    return {"loss": 0.0}
+
+
+def three_tiers(given: dict[str, Any]) -> Callable[[], object]:
+    """Return a job that runs all global rounds of these settings in this process.
+
+    It is what ``hfedatm run`` does between its checks and its files.
+    """
+    settings = resolve({"target-domain": "target", "device": "cpu", "diagnostics": False, **given})
+    data, method, rule = load_data(settings), build_method(settings), build_rule(settings)
+    model = build_model(settings, data.spec, method)
+    grams = example_grams(settings, model, data.spec) if rule.needs_grams else {}
+    graph = ChannelGraph.trace(model, (data.spec.example(),))
+    layers = {name: gram.dim for name, gram in grams.items()}
+    stations = local_stations(settings)
+    start = state_to_record(model.state_dict())
+
+    def run() -> HFedATMStrategy:
+        strategy = HFedATMStrategy(settings, rule, method, graph, layers, {})
+        strategy.start(stations, start, num_rounds=settings.rounds)
+        record = strategy.record
+        if record["failures"] or record["clients"]["answered"] != settings.num_clients:
+            raise RuntimeError(f"this round is not worth timing: {record}")
+        return strategy
+
+    return run
+
+
+flat_app = ClientApp()
+
+
+@flat_app.train()
+def _flat_train(message: Message, context: Context) -> Message:
+    """Do what Flower's quickstart does around its training, without training."""
+    model = lenet5.build(DIGITS)
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord(model.state_dict()),
+            "metrics": MetricRecord({"loss": 0.0, "num-examples": 8}),
+        }
+    )
+    return Message(content, reply_to=message)
+
+
+def flat_fedavg(clients: int, rounds: int) -> Callable[[], object]:
+    """Return a job that runs Flower's FedAvg over the same engine, without stations."""
+    grid = InProcessGrid(flat_app, range(clients))
+    start = ArrayRecord(lenet5.build(DIGITS).state_dict())
+    strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=clients, min_train_nodes=clients)
+    return lambda: strategy.start(grid, start, num_rounds=rounds)
