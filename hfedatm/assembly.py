@@ -126,7 +126,16 @@ def example_grams(settings: Settings, model: nn.Module, spec: DataSpec) -> dict[
 def pick_device(settings: Settings) -> torch.device:
     """Return the device to compute on; ``auto`` takes a GPU when there is one."""
     if settings.device != "auto":
-        return torch.device(settings.device)
+        device = torch.device(settings.device)
+        if not _is_there(device):
+            raise UserError(f"device: this machine has no {device}; 'auto' takes what there is")
+        return device
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def _is_there(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return (device.index or 0) < torch.cuda.device_count()
+    return device.type == "cpu" or torch.backends.mps.is_available()

@@ -53,6 +53,7 @@ def open_run(given: Mapping[str, Any]) -> RunFolder:
 
 def check(settings: Settings) -> None:
     """Build everything once, so that whatever is wrong is said before round 1."""
+    pick_device(settings)
     data = load_data(settings)
     target_domain(settings, data)
     method = build_method(settings)

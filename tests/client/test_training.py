@@ -78,7 +78,7 @@ def test_evaluate_counts_and_averages():
     logits = model(inputs)
     assert found["num-examples"] == 15
     assert found["correct"] == int((logits.argmax(1) == targets).sum())
-    expected = float(torch.nn.functional.cross_entropy(logits, targets))
+    expected = torch.nn.functional.cross_entropy(logits, targets).item()
     assert found["loss"] == pytest.approx(expected, rel=1e-5)
 
 
