@@ -123,16 +123,9 @@ def _from_elsewhere(setting: str, name: str, package: ModuleType, group: str) ->
     # Built-ins first: looking through everything that is installed takes longer than a small round.
     if name.replace("-", "_").lower() in {m.name for m in pkgutil.iter_modules(package.__path__)}:
         return None
-    try:
-        return _entry_point(group, name)
-    except LookupError:
-        return None
-
-
-def _entry_point(group: str, name: str) -> Any:
     for point in entry_points(group=group, name=name):
         return point.load()
-    raise LookupError(name)
+    return None
 
 
 def _builtin(setting: str, name: str, package: ModuleType) -> ModuleType:
