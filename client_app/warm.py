@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -83,18 +84,24 @@ def open_envelope(content: RecordDict) -> RecordDict:
     return app(Message(content, node, str(envelope["kind"])), context).content
 
 
-def do_in_fork(job: Job, work: service.Work, poll: float = 0.02) -> None:
-    """Do one job in a fork of this process; a job that is withdrawn is stopped."""
+def do_in_fork(
+    job: Job,
+    work: service.Work,
+    wanted: Callable[[], bool] = lambda: True,
+    poll: float = 0.05,
+) -> None:
+    """Do one job in a fork of this process; one that nobody wants any more is stopped."""
     if not (child := os.fork()):
         service.do(job, work)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
     while not (ended := os.waitpid(child, os.WNOHANG))[0]:
-        if not job.request.exists() and not job.done:
-            os.kill(child, 9)
+        withdrawn = not job.request.exists() and not job.done
+        if withdrawn or not wanted():
+            os.kill(child, signal.SIGKILL)
         time.sleep(poll)
-    if not job.done and job.request.exists():
+    if not job.done and job.request.exists() and wanted():
         code = os.waitstatus_to_exitcode(ended[1])
         why = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         job.fail(f"the training process {why}; 9 is also what a lack of memory looks like")
@@ -109,12 +116,12 @@ def main(folder: str, node: str) -> None:
 
     above = psutil.Process(int(node))
 
-    def wanted(_: float) -> bool:
+    def wanted(idle: float = 0.0) -> bool:
         return above.is_running() and above.status() != psutil.STATUS_ZOMBIE
 
     gc.freeze()  # what is there already is not to be copied into every fork
     service.serve(
-        Spool(Path(folder)), lambda job: do_in_fork(job, open_envelope), wanted=wanted
+        Spool(Path(folder)), lambda job: do_in_fork(job, open_envelope, wanted), wanted=wanted
     )
 
 

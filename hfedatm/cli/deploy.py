@@ -19,6 +19,7 @@ def up(
     clients: Annotated[int, typer.Option(min=1, help="How many clients each station has.")] = 2,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no node keys.")] = False,
     first_port: Annotated[int, typer.Option(help="First of the ports to use.")] = 9500,
+    patience: Annotated[float, typer.Option(help="Seconds until all must be up.")] = 300.0,
     folder: Folder = STATE,
 ) -> None:
     """Start server, stations and clients as processes on this machine."""
@@ -26,7 +27,7 @@ def up(
 
     folder = folder.resolve()
     layout = local.plan(folder, stations, clients, insecure=insecure, first_port=first_port)
-    local.up(folder, layout)
+    local.up(folder, layout, patience=patience)
     typer.echo(f"up: 1 server, {stations} stations, {stations * clients} clients; logs in {folder}")
 
 

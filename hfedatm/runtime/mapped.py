@@ -22,7 +22,7 @@ class MappedGrid(StreamingGrid):
         Logical id -> node id. Several logical ids may live on one node: a simulation with fewer
         nodes than clients then works through them in turn.
     poll
-        Seconds between two looks for a reply.
+        Seconds between the first looks for a reply.
     """
 
     def __init__(self, grid: Grid, node_of: Mapping[int, int], poll: float = 0.05) -> None:
@@ -68,12 +68,14 @@ class MappedGrid(StreamingGrid):
         return replies
 
     def wait_for(self, message_id: str, sent_at: float, timeout: float | None) -> Message | None:
-        """Look for the reply until the time is up."""
+        """Look for the reply until the time is up, less often the longer it takes."""
         while message_id:
             if replies := self.pull_messages([message_id]):
                 return replies[0]
-            if timeout is not None and time.monotonic() >= sent_at + timeout:
+            waited = time.monotonic() - sent_at
+            if timeout is not None and waited >= timeout:
                 self._waiting.pop(message_id)
                 break
-            time.sleep(self._poll)
+            # Every look costs a SuperLink milliseconds that its nodes could use.
+            time.sleep(max(self._poll, min(0.05 * waited, 2.0)))
         return None

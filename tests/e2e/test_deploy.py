@@ -1,0 +1,125 @@
+"""Three tiers as real Flower processes: the same model as in process, and nobody else gets in."""
+
+import re
+import subprocess
+import sys
+
+import psutil
+import pytest
+import torch
+from deployment import Deployment, wait_until
+from safetensors.torch import load_file
+
+from hfedatm.deploy import certificates, flower, topology
+from hfedatm.runtime.local import run_locally
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
+
+SMALL = {
+    "stations": 2,
+    "clients-per-station": 2,
+    "rounds": 2,
+    "station-rounds": 2,
+    "local-epochs": 1,
+    "batch-size": 64,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    made = Deployment(tmp_path_factory.mktemp("deploy"))
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+
+
+def test_final_model_equals_the_in_process_run(deployment, tmp_path):
+    rounds = deployment.submit("first", **SMALL).wait()
+    run_locally({**SMALL, "output": str(tmp_path), "run-name": "here"})
+    here = load_file(tmp_path / "here/last.safetensors")
+    there = load_file(deployment.output / "first/last.safetensors")
+    assert here.keys() == there.keys()
+    for name, tensor in here.items():
+        torch.testing.assert_close(there[name], tensor, rtol=0, atol=1e-6)
+    assert [r["clients"]["answered"] for r in rounds] == [4, 4]
+    assert all(r["failures"] == [] for r in rounds)
+
+
+def test_a_mistake_in_the_settings_ends_the_run_with_its_reason(deployment):
+    run = deployment.submit("mistake", **SMALL | {"target-domain": "46"})
+    assert run.process.wait(600) != 0
+    assert "target-domain" in run.log and "45" in run.log
+
+
+@pytest.mark.parametrize("above", ["server", "station-1"])
+def test_what_a_node_has_does_not_start_a_run_or_admit_a_node(deployment, tmp_path, above):
+    """With the authority's certificate and a node's own key, at its gateway, at either tier."""
+    node = deployment.folder / "secrets" / ("station-1" if above == "server" else f"{above}-client-1")
+    port = deployment.layout.gateways[above].port
+    topology.write_connections(tmp_path, {"gateway": f"127.0.0.1:{port}"}, str(node / "ca.pem"))
+    app = flower.write_app(tmp_path / "app", "server", {"rounds": 1})
+    with pytest.raises(flower.FlowerError, match="(?i)403|refused|forbidden|permission|denied"):
+        flower.start_run(app, "gateway", tmp_path)
+    with pytest.raises(flower.FlowerError):
+        flower.register_node(node / "node.pub", "gateway", tmp_path)
+    log = (deployment.folder / f"{above}-gateway.log").read_text()
+    assert "refused /v1/control/" in log
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("unknown key", "412|not registered|not allowed|unauthor|permission|invalid"),
+        ("no key", "authentication is enabled|authenticat"),
+        ("wrong authority", "CERTIFICATE_VERIFY_FAILED|certificate verify failed"),
+    ],
+)
+def test_a_strange_node_is_refused_and_the_log_says_so(deployment, tmp_path, case, reason):
+    known = deployment.folder / "secrets/station-1"
+    own = tmp_path / "own"
+    certificates.make_authority(own)
+    certificates.make_node_key(own, own / "node-1")
+    command = ["flower-supernode", "--superlink"]
+    command += [f"127.0.0.1:{deployment.layout.gateways['server'].port}", "--port", "0"]
+    command += ["--max-retries", "1", "--root-certificates"]
+    command += [str(own / "ca.pem" if case == "wrong authority" else known / "ca.pem")]
+    if case != "no key":
+        key = known / "node" if case == "wrong authority" else own / "node-1/node"
+        command += ["--auth-supernode-private-key", str(key)]
+    log = tmp_path / "node.log"
+    with log.open("w") as file:
+        node = subprocess.Popen(
+            command, env=flower.environment(tmp_path), stdout=file, stderr=subprocess.STDOUT
+        )
+    try:
+        assert node.wait(120) != 0
+    finally:
+        for process in psutil.Process().children(recursive=True):
+            if str(node.pid) in " ".join(process.cmdline()):
+                process.kill()
+    text = log.read_text()
+    assert re.search(f"(?i){reason}", text), text
+
+
+def test_down_ends_all_of_its_processes_and_no_other(deployment):
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        assert len(deployment.processes.living()) == 3 + 3 + 6
+        deployment.down()
+        wait_until(lambda: not _of(deployment), f"all have ended: {_of(deployment)}", 30)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+
+
+def _of(deployment):
+    """Return the living processes that mention the deployment's folder, whoever started them."""
+    return [
+        " ".join(p.info["cmdline"])
+        for p in psutil.process_iter(["cmdline", "status"])
+        if str(deployment.folder) in " ".join(p.info["cmdline"] or [])
+        and p.info["status"] != psutil.STATUS_ZOMBIE
+    ]

@@ -1,0 +1,267 @@
+"""Whatever is killed, cut off, late or hostile: the run ends well and says who and why."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from deployment import Deployment, wait_until
+from flwr.app import Context, Message, RecordDict
+from safetensors.torch import load_file
+
+from hfedatm.deploy import flower
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
+
+PLUGINS = Path(__file__).parent / "plugins"
+SMALL = {
+    "stations": 2,
+    "clients-per-station": 2,
+    "rounds": 2,
+    "station-rounds": 1,
+    "local-epochs": 1,
+    "batch-size": 64,
+    "validation-fraction": 0,
+    "diagnostics": False,
+    "device": "cpu",
+    "train-fn": "faulty:train",
+}
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory, faults):
+    made = Deployment(
+        tmp_path_factory.mktemp("deploy"), FAULTS=str(faults), PYTHONPATH=str(PLUGINS)
+    )
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(deployment):
+    """The model that the same settings give in one process."""
+    given = [f"{key}={value}" for key, value in SMALL.items()]
+    given += [f"output={deployment.output}", "run-name=undisturbed"]
+    memory = {"HFEDATM_STATE": str(deployment.output / "here/memory")}
+    subprocess.run(
+        [str(Path(sys.executable).with_name("hfedatm")), "run", *given],
+        env=deployment.environment | memory, check=True, timeout=600,
+    )  # fmt: skip
+    return load_file(deployment.output / "undisturbed/last.safetensors")
+
+
+@pytest.fixture(autouse=True)
+def everybody_is_there(deployment, faults):
+    """Start again what the test before has killed; a node must stay away for a minute."""
+    for file in faults.iterdir():
+        file.unlink()
+    nodes = {process.name: above for _, above, process in deployment.layout.nodes}
+    missing = [name for name in nodes if name not in deployment.processes.living()]
+    if missing:
+        operator = deployment.folder / "operator"
+        for link in {nodes[name] for name in missing}:
+            wanted = sum(above == link for above in nodes.values())
+            gone = sum(nodes[name] == link for name in missing)
+            wait_until(
+                lambda n=link, k=wanted - gone: flower.online_nodes(n, operator) <= k,
+                "a killed node is seen as gone",
+            )
+        for name in missing:
+            deployment.start(name)
+        for link in {nodes[name] for name in missing}:
+            wanted = sum(above == link for above in nodes.values())
+            wait_until(
+                lambda n=link, k=wanted: flower.online_nodes(n, operator) == k,
+                "a node that was started again is back",
+            )
+
+
+def pause(faults, machine):
+    (faults / f"pause-{machine}").touch()
+
+
+def paused(faults, machine) -> int:
+    """Wait until the machine is in the middle of its training; return that process's id."""
+    file = faults / f"paused-{machine}"
+    wait_until(lambda: file.exists() and file.read_text(), f"{machine} trains")
+    return int(file.read_text())
+
+
+def release(faults):
+    for file in faults.glob("pause-*"):
+        file.unlink()
+
+
+def reasons(record, node):
+    return [f["reason"] for f in record["failures"] if f["node"] == node]
+
+
+def assert_same(run, model):
+    found = load_file(run.folder / "last.safetensors")
+    for name, tensor in model.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_a_killed_training_process_and_a_hostile_reply(deployment, faults):
+    pause(faults, "station-1-client-2")
+    (faults / "hostile-station-2-client-1").touch()
+    run = deployment.submit("spoilt", **SMALL)
+    os.kill(paused(faults, "station-1-client-2"), signal.SIGKILL)
+    release(faults)
+    first, second = run.wait()
+    assert "killed by signal 9" in reasons(first, "station 0, client 1")[0]
+    assert "cannot be read" in reasons(first, "station 1, client 2")[0]
+    assert "station 1, client 2" in run.log and "killed by signal 9" in run.log
+    assert not (faults / "unpickled").exists()
+    assert (first["clients"]["answered"], second["clients"]["answered"]) == (2, 4)
+    assert len(first["failures"]) == 2 and second["failures"] == []
+
+
+def test_a_client_killed_in_the_middle_of_training(deployment, faults):
+    pause(faults, "station-1-client-1")
+    run = deployment.submit("client-killed", **SMALL)
+    trainer = psutil.Process(paused(faults, "station-1-client-1"))
+    warm = trainer.parent()
+    for process in (trainer, warm):
+        process.kill()
+    deployment.kill("station-1-client-1-node")
+    first, second = run.wait()
+    assert reasons(first, "station 0, client 0")
+    assert (first["clients"]["answered"], second["clients"]["answered"]) == (3, 3)
+    assert first["stations"]["answered"] == 2
+
+
+def test_a_station_run_killed_in_the_middle_of_a_round(deployment, faults, undisturbed):
+    pause(faults, "station-1-client-1")
+    run = deployment.submit("station-run-killed", **SMALL)
+    paused(faults, "station-1-client-1")
+    server_app_of(deployment, "station-1").kill()
+    release(faults)
+    rounds = run.wait()
+    assert [r["clients"]["answered"] for r in rounds] == [4, 4]
+    assert_same(run, undisturbed)
+
+
+def test_a_station_link_killed_in_the_middle_of_a_round(deployment, faults, undisturbed):
+    pause(faults, "station-2-client-1")
+    run = deployment.submit("station-link-killed", **SMALL)
+    paused(faults, "station-2-client-1")
+    deployment.kill("station-2-link")
+    deployment.start("station-2-link")
+    release(faults)
+    rounds = run.wait()
+    assert [r["clients"]["answered"] for r in rounds] == [4, 4]
+    assert_same(run, undisturbed)
+
+
+def test_a_station_node_killed_in_the_middle_of_a_round(deployment, faults):
+    pause(faults, "station-1-client-1")
+    run = deployment.submit("station-node-killed", **SMALL)
+    paused(faults, "station-1-client-1")
+    deployment.kill("station-1-node")
+    release(faults)
+    first, second = run.wait()
+    assert reasons(first, "station 0")
+    assert [first["stations"]["answered"], first["clients"]["answered"]] == [1, 2]
+    assert second["stations"]["answered"] >= 1
+
+
+def test_a_station_cut_off_for_a_round_and_back(deployment, faults):
+    pause(faults, "station-2-client-2")
+    run = deployment.submit("cut-off", **SMALL | {"rounds": 3})
+    paused(faults, "station-2-client-2")
+    node = deployment.process("station-2-node")
+    node.suspend()  # its connections stay open and silent, as behind a dead cable
+    try:
+        wait_until(lambda: run.rounds(), "the round has gone on without it")
+    finally:
+        node.resume()
+        release(faults)
+    rounds = run.wait()
+    assert reasons(rounds[0], "station 1") and rounds[0]["stations"]["answered"] == 1
+    assert rounds[-1]["stations"]["answered"] == 2 and rounds[-1]["failures"] == []
+
+
+def test_the_server_app_killed_and_the_run_resumed(deployment, faults, undisturbed):
+    run = deployment.submit("server-killed", **SMALL)
+    wait_until(lambda: len(run.rounds()) == 1, "one round is done")
+    server_app_of(deployment, "server").kill()
+    assert run.process.wait(600) != 0
+    rounds = deployment.submit("server-killed", resume=run.folder).wait()
+    assert [r["round"] for r in rounds] == [1, 2]
+    assert_same(run, undisturbed)
+
+
+def test_a_client_slower_than_the_timeout(deployment, faults):
+    pause(faults, "station-2-client-1")
+    run = deployment.submit("slow", **SMALL | {"rounds": 1, "client-timeout": 60})
+    paused(faults, "station-2-client-1")
+    wait_until(lambda: run.rounds(), "the round has gone on without it")
+    release(faults)
+    (only,) = run.wait()
+    assert reasons(only, "station 1, client 2") == ["no reply within 60 s"]
+    assert only["clients"]["answered"] == 3
+
+
+def test_too_few_stations_keep_the_model_and_the_run_goes_on(deployment, faults):
+    for client in ("station-1-client-1", "station-1-client-2"):
+        pause(faults, client)
+    run = deployment.submit("quorum", **SMALL | {"station-quorum": 1, "client-quorum": 1})
+    for client in ("station-1-client-1", "station-1-client-2"):
+        os.kill(paused(faults, client), signal.SIGKILL)
+    release(faults)
+    first, second = run.wait()
+    assert first["kept"] == "1 of 2 stations usable, 2 needed"
+    assert "0 of 2 clients answered, 2 are needed" in reasons(first, "station 0")[0]
+    assert "kept" not in second and second["stations"]["answered"] == 2
+
+
+def test_a_message_delivered_twice_is_not_trained_twice(deployment, faults, monkeypatch):
+    """The station's face gets the same message again: same answer, nobody trains."""
+    from hfedatm.records import Task, layers_to_record, state_to_record
+    from hfedatm.settings import resolve
+    from station_app.app import client as face
+
+    node = next(p for m, _, p in deployment.layout.nodes if m.name == "station-1")
+    for key, value in flower.environment(node.home).items():
+        monkeypatch.setenv(key, value)
+    settings = resolve(SMALL)
+    model = load_file(deployment.output / "undisturbed/last.safetensors")
+    content = RecordDict(
+        {
+            "task": Task("train", settings, 1, station=0).to_record(),
+            "model": state_to_record(model),
+            "layers": layers_to_record({}),
+        }
+    )
+    message = Message(content, 1, "train")
+    message.metadata.__dict__["_message_id"] = "delivered-twice"
+    place = {"spool": str(deployment.folder / "station-1/spool"), "link": "station-1"}
+    context = Context(7, 1, {"partition-id": 0, **place}, RecordDict(), {})
+    first = face(message, context).content
+    assert "failure" not in first, first
+    trained = (faults / "trained").read_text()
+    assert sorted(trained.split()) == ["station-1-client-1", "station-1-client-2"]
+    second = face(message, context).content
+    assert (faults / "trained").read_text() == trained
+    assert {k: a.data for k, a in second["model"].items()} == {
+        k: a.data for k, a in first["model"].items()
+    }
+
+
+def server_app_of(deployment, link: str) -> psutil.Process:
+    """Return the process of the run that a link has going."""
+    family = deployment.process(f"{link}-link").children(recursive=True)
+    return next(p for p in family if "flwr-serverapp" in " ".join(p.cmdline()))
