@@ -11,6 +11,7 @@ from typing import Any
 from scipy import stats
 
 from hfedatm.runs import Run
+from hfedatm.settings import Settings
 from server_app.scores import summarise
 
 NOT_COMPARED = {"seed", "run-name", "output", "resume", "diagnostics", "track", "threads", "device"}
@@ -54,9 +55,13 @@ class Group:
 
 
 def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return the settings in which the runs differ, with each run's value."""
+    """Return the settings in which the runs differ, with each run's value.
+
+    A run older than a setting ran as that setting's default does.
+    """
+    defaults = Settings().as_config()
     keys = dict.fromkeys(key for run in runs for key in run.settings)
-    table = {key: [run.settings.get(key) for run in runs] for key in keys}
+    table = {key: [run.settings.get(key, defaults.get(key)) for run in runs] for key in keys}
     hidden = NOT_COMPARED - {"seed"}
     return {
         key: values
@@ -67,10 +72,11 @@ def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 def group(runs: Sequence[Run]) -> list[Group]:
     """Put runs that differ only in the seed together, labelled by what sets them apart."""
-    different = [key for key in differing(runs) if key != "seed"]
+    table = differing(runs)
+    different = [key for key in table if key != "seed"]
     found: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        found.setdefault(tuple(str(run.settings.get(key)) for key in different), []).append(run)
+    for number, run in enumerate(runs):
+        found.setdefault(tuple(str(table[key][number]) for key in different), []).append(run)
     groups = []
     for values, members in found.items():
         label = ", ".join(f"{k}={v}" for k, v in zip(different, values, strict=True))

@@ -100,6 +100,9 @@ def privacy(run: Run) -> str | None:
     with figure(9.2, 2.4) as drawn:
         axes = drawn.subplots()
         _line(axes, points, 0, 0, "spent")
+        for _, budget in run.curve("privacy", "budget")[-1:]:
+            axes.axhline(budget, color=colour(1), linestyle=DASHES[1], label="budget")
+            axes.legend(loc="lower right", fontsize=9)
         axes.set_ylabel("ε spent")
         axes.set_ylim(bottom=0)
         _rounds(axes)
@@ -115,7 +118,7 @@ def failures(run: Run) -> str | None:
     with figure(9.2, 0.9 + 0.26 * len(nodes)) as drawn:
         axes = drawn.subplots()
         shown = [(number, nodes.index(node)) for number, node in marks if node in nodes]
-        axes.scatter(*zip(*shown, strict=True), marker="X", s=60, color=colour(5))
+        axes.scatter(*zip(*shown, strict=True), marker="X", s=60, color=colour(1))
         axes.set_yticks(range(len(nodes)), nodes)
         axes.set_ylim(-0.6, len(nodes) - 0.4)
         _rounds(axes, (1, run.total))

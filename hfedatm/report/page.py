@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from pydantic import ValidationError
 
 from hfedatm.comparison import differing
 from hfedatm.errors import UserError
+from hfedatm.privacy import statement
 from hfedatm.report import curves, inside
 from hfedatm.runs import Run
 from hfedatm.settings import Settings
@@ -59,7 +61,7 @@ def _facts(run: Run) -> dict[str, Any]:
         "run": run,
         "outcome": summarise(run.rounds),
         "unseen": next((r["unseen"]["domain"] for r in run.rounds if "unseen" in r), None),
-        "privacy": last.get("privacy"),
+        "privacy": _privacy(run),
         "failed": [{"round": r["round"], **f} for r in run.rounds for f in r["failures"]],
         "kept": [r for r in run.rounds if "kept" in r],
         "stations": _stations(run, last),
@@ -122,6 +124,15 @@ def _stations(run: Run, record: Mapping[str, Any]) -> list[dict[str, Any]]:
             }
         )
     return stations
+
+
+def _privacy(run: Run) -> str:
+    """Return what the run protects, in words, if this version still understands its settings."""
+    try:
+        settings = Settings.model_validate(run.settings)
+    except ValidationError:
+        return ""
+    return statement(settings, any(s.get("gram-bytes-up") for s in run.rounds[-1]["per_station"]))
 
 
 def _settings(run: Run) -> list[tuple[str, Any, bool]]:

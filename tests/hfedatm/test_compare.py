@@ -46,6 +46,12 @@ def test_a_setting_one_run_does_not_know_differs():
     assert differing(runs) == {"gadget": [None, 1]}
 
 
+def test_a_run_older_than_a_setting_ran_with_its_default():
+    runs = [make("old", 0.5), make("new", 0.5, alpha=0.75), make("other", 0.5, alpha=0.5)]
+    assert differing(runs[:2]) == {}
+    assert differing(runs) == {"alpha": [0.75, 0.75, 0.5]}
+
+
 def test_same_seeds_are_paired_and_others_are_not():
     first, second = (0.50, 0.60, 0.70), (0.52, 0.63, 0.71)
     score = scores([])[UNSEEN]
