@@ -112,7 +112,6 @@ def panels(table: Table, folder: Path, paper: Mapping[str, Any] | None = None) -
 
 
 def _panel(table: Table, caption: str, numbers: Numbers, paper: Mapping[str, Any]) -> Panel:
-    baseline = next(iter(table.rows))
     places: list[tuple[str, str]] = []
     rows: dict[str, dict[tuple[str, str], Entry]] = {row: {} for row in table.rows}
     for group, columns in table.columns.items():
@@ -121,9 +120,9 @@ def _panel(table: Table, caption: str, numbers: Numbers, paper: Mapping[str, Any
             places.append((group, name))
             within = list(columns) if name == MEAN else [name]
             p_values = {
-                row: _compare(table, numbers, row, baseline, group, within)
+                row: _compare(table, numbers, row, table.baseline(row), group, within)
                 for row in table.rows
-                if row != baseline
+                if row != table.baseline(row)
             }
             marked = significant(p_values)
             for row in table.rows:

@@ -1,7 +1,6 @@
 """Which runs make which table.
 
-A table is rows x columns x seeds. A row and a column are settings; the row every other row is
-compared with comes first.
+A table is rows x columns x seeds; a row and a column are settings.
 """
 
 from __future__ import annotations
@@ -48,6 +47,11 @@ class Table:
     columns: dict[str, dict[str, Given]]
     seeds: tuple[int, ...]
     base: Given
+
+    def baseline(self, row: str) -> str:
+        """Return the row to compare with: the same method or model with Avg, or the first row."""
+        method, _, rule = row.rpartition(" + ")
+        return f"{method} + Avg" if method and rule else next(iter(self.rows))
 
     def cell(self, row: str, group: str, column: str, seed: int) -> Cell:
         """Return one cell."""

@@ -193,6 +193,13 @@ def test_flat_fedavg_trains_the_same_clients_for_as_many_epochs():
     assert flat["local-epochs"] == tree["local-epochs"]
 
 
+def test_a_row_is_compared_with_the_same_method_under_avg_or_with_the_first():
+    made = tables.make("main", "digits", {}, [0])
+    assert made.baseline("FedSR + HFedATM") == "FedSR + Avg"
+    assert made.baseline("FedSR + Avg") == "FedSR + Avg"
+    assert ablation().baseline("HFedATM") == "Avg"
+
+
 def test_unknown_names_are_refused_with_what_there_is():
     with pytest.raises(UserError, match="ablation"):
         tables.make("ablaton", "digits", {}, [0])
