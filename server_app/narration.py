@@ -75,8 +75,8 @@ def outcome(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], fol
     console = Console(file=text, width=100)
     console.print(table)
     console.print(
-        f"{len(rounds)} rounds in {summary['seconds']:.1f} s; up {size(up['clients'])} from clients and "
-        f"{size(up['stations'])} from stations; {summary['failures']} failures",
+        f"{len(rounds)} rounds in {summary['seconds']:.1f} s; up {size(up['clients'])} from "
+        f"clients and {size(up['stations'])} from stations; {summary['failures']} failures",
         highlight=False,
     )
     return f"{text.getvalue()}Results: {folder}"

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 from torch import nn
 
-from client_app.data import Batches
-from client_app.training import evaluate
+from client_app.methods.base import Method
 from client_app.work import load_train_fn
 from hfedatm.assembly import (
     build_method,
@@ -25,17 +22,15 @@ from hfedatm.assembly import (
     pick_device,
     target_domain,
 )
-from hfedatm.records import record_to_state, state_to_record
+from hfedatm.records import state_to_record
 from hfedatm.results import RunFolder
-from hfedatm.seeding import seed_torch
 from hfedatm.settings import Settings, resolve
-from hfedatm.tracking import check_trackers, open_trackers
+from hfedatm.tracking import check_trackers
 from hfedatm_core import ChannelGraph
 from hfedatm_core.data import DataSpec
-from server_app import diagnostics
-from server_app.narration import header, outcome, round_line
+from server_app.keeping import RoundKeeper
+from server_app.narration import header
 from server_app.privacy import check_privacy
-from server_app.scores import summarise
 from server_app.strategy import HFedATMStrategy
 
 log = logging.getLogger("hfedatm")
@@ -67,77 +62,51 @@ def check(settings: Settings) -> None:
 def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
     """Run all rounds that are still to do over a Grid of stations; return the summary."""
     settings = folder.settings
-    device = pick_device(settings)
     data = load_data(settings)
-    target = target_domain(settings, data)
-    method, rule = build_method(settings), build_rule(settings)
+    method = build_method(settings)
     model = build_model(settings, data.spec, method)
-    grams = example_grams(settings, model, data.spec) if rule.needs_grams else {}
     done, state, remembered = folder.restore()
     if done:
         model.load_state_dict(state)
-    strategy = HFedATMStrategy(
-        settings,
-        rule,
-        method,
-        ChannelGraph.trace(model, _example(data.spec)),
-        layers={name: gram.dim for name, gram in grams.items()},
-        template=_shared_template(model, method, data.spec),
-        done=done,
-        run=folder.id,
-    )
+    strategy = make_strategy(folder, data.spec, method, model, done)
     strategy.restore(remembered)
-    spent = [r["privacy"]["epsilon"] for r in folder.rounds() if "privacy" in r]
-    strategy.epsilon = max(spent, default=0.0)
-    if settings.station_start == "own":
-        strategy.start_of = lambda station: state_to_record(
-            build_model(settings, data.spec, method, station).state_dict()
-        )
-    log.info(header(settings, target, data, folder.path, done, bool(grams)))
-    unseen = Batches(data.domains[target], data.spec, 256, device)
-    trackers = open_trackers(settings, folder.path, done)
-    started = time.perf_counter()
-
-    def after_round(number: int, arrays: ArrayRecord) -> MetricRecord | None:
-        nonlocal started
-        if number == 0:
-            return None
-        record = strategy.record
-        state = record_to_state(arrays)
-        if "source" in record or not settings.validation_fraction:
-            model.load_state_dict(state)
-            seed_torch(settings.seed, device)
-            result = evaluate(model.to(device), unseen)
-            record["unseen"] = {
-                "domain": target,
-                "accuracy": result["correct"] / result["num-examples"],
-                "loss": result["loss"],
-            }
-            if strategy.look:
-                shown = diagnostics.mistakes(model, unseen, data.spec)
-                diagnostics.save(folder.path, record["round"], strategy.look.arrays | shown)
-        record["seconds"] = time.perf_counter() - started
-        started = time.perf_counter()
-        folder.save_round(record, state, strategy.remember())
-        trackers.log(record)
-        log.info(round_line(record, settings))
-        for failure in record["failures"]:
-            log.warning("  left out: %s: %s", failure["node"], failure["reason"])
-        return None
-
+    keeper = RoundKeeper(folder, strategy, model, data)
+    target = target_domain(settings, data)
+    log.info(header(settings, target, data, folder.path, done, bool(strategy.layers)))
     logging.getLogger("flwr").setLevel(logging.WARNING)  # one line per round, not Flower's dozen
     strategy.start(
         stations,
         state_to_record(model.state_dict()),
         num_rounds=settings.rounds - done,
         timeout=settings.station_timeout,
-        evaluate_fn=after_round,
+        evaluate_fn=keeper,
     )
-    summary = summarise(folder.rounds())
-    folder.finish(summary)
-    trackers.finish(summary)
-    log.info(outcome(summary, folder.rounds(), folder.path))
-    return summary
+    return keeper.finish()
+
+
+def make_strategy(
+    folder: RunFolder, spec: DataSpec, method: Method, model: nn.Module, done: int
+) -> HFedATMStrategy:
+    """Return the strategy of a run of which ``done`` rounds are finished."""
+    settings, rule = folder.settings, build_rule(folder.settings)
+    grams = example_grams(settings, model, spec) if rule.needs_grams else {}
+    strategy = HFedATMStrategy(
+        settings,
+        rule,
+        method,
+        ChannelGraph.trace(model, _example(spec)),
+        layers={name: gram.dim for name, gram in grams.items()},
+        template=_shared_template(model, method, spec),
+        done=done,
+        run=folder.id,
+    )
+    spent = [r["privacy"]["epsilon"] for r in folder.rounds() if "privacy" in r]
+    strategy.epsilon = max(spent, default=0.0)
+    if settings.station_start == "own":
+        strategy.start_of = lambda station: state_to_record(
+            build_model(settings, spec, method, station).state_dict()
+        )
+    return strategy
 
 
 def _example(spec: DataSpec) -> tuple[Any, ...]:

@@ -257,7 +257,7 @@ def test_what_was_spent_survives_resume(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("server_app.run.round_line", stop)
+        patch.setattr("server_app.keeping.round_line", stop)
         with pytest.raises(KeyboardInterrupt):
             run_small(tmp_path, **EXAMPLE)
     run_small(tmp_path, resume=str(tmp_path / "run"))

@@ -1,0 +1,81 @@
+"""What happens after each round: evaluate on the unseen domain, keep everything, say one line."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from flwr.app import ArrayRecord
+from torch import nn
+
+from client_app.data import Batches
+from client_app.training import evaluate
+from hfedatm.assembly import pick_device, target_domain
+from hfedatm.errors import UserError
+from hfedatm.records import record_to_state
+from hfedatm.results import RunFolder
+from hfedatm.seeding import seed_torch
+from hfedatm.tracking import open_trackers
+from hfedatm_core.data import DomainData
+from server_app import diagnostics
+from server_app.narration import outcome, round_line
+from server_app.scores import summarise
+from server_app.strategy import HFedATMStrategy
+
+log = logging.getLogger("hfedatm")
+
+
+class RoundKeeper:
+    """Called by Flower after every round with the model as it then is."""
+
+    def __init__(
+        self, folder: RunFolder, strategy: HFedATMStrategy, model: nn.Module, data: DomainData
+    ) -> None:
+        settings = folder.settings
+        self._folder, self._strategy, self._model = folder, strategy, model
+        self._spec, self._target = data.spec, target_domain(settings, data)
+        self._device = pick_device(settings)
+        self._unseen = Batches(data.domains[self._target], data.spec, 256, self._device)
+        self._trackers = open_trackers(settings, folder.path, strategy.done)
+        self._started = time.perf_counter()
+
+    def __call__(self, number: int, arrays: ArrayRecord) -> None:
+        """Finish a round; Flower also calls before the first one, when there is nothing to keep."""
+        if number == 0:
+            return
+        settings, record = self._folder.settings, self._strategy.record
+        if "source" in record or not settings.validation_fraction:
+            record["unseen"] = self._evaluate(arrays)
+        now = time.perf_counter()
+        record["seconds"], self._started = now - self._started, now
+        self._folder.save_round(record, record_to_state(arrays), self._strategy.remember())
+        self._trackers.log(record)
+        log.info(round_line(record, settings))
+        for failure in record["failures"]:
+            log.warning("  left out: %s: %s", failure["node"], failure["reason"])
+
+    def finish(self) -> dict[str, Any]:
+        """Write and say the outcome; a run in which no round changed the model has failed."""
+        rounds = self._folder.rounds()
+        summary = summarise(rounds)
+        self._folder.finish(summary)
+        self._trackers.finish(summary)
+        log.info(outcome(summary, rounds, self._folder.path))
+        if rounds and all("kept" in record for record in rounds):
+            raise UserError(f"no round changed the model; round 1: {rounds[0]['kept']}")
+        return summary
+
+    def _evaluate(self, arrays: ArrayRecord) -> dict[str, Any]:
+        self._model.load_state_dict(record_to_state(arrays))
+        seed_torch(self._folder.settings.seed, self._device)
+        result = evaluate(self._model.to(self._device), self._unseen)
+        if look := self._strategy.look:
+            mistakes = diagnostics.mistakes(self._model, self._unseen, self._spec)
+            number = self._strategy.record["round"]
+            diagnostics.save(self._folder.path, number, look.arrays | mistakes)
+        return {
+            "domain": self._target,
+            "accuracy": result["correct"] / result["num-examples"],
+            "loss": result["loss"],
+        }
