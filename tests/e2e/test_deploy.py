@@ -57,7 +57,8 @@ def test_a_mistake_in_the_settings_ends_the_run_with_its_reason(deployment):
 @pytest.mark.parametrize("above", ["server", "station-1"])
 def test_what_a_node_has_does_not_start_a_run_or_admit_a_node(deployment, tmp_path, above):
     """With the authority's certificate and a node's own key, at its gateway, at either tier."""
-    node = deployment.folder / "secrets" / ("station-1" if above == "server" else f"{above}-client-1")
+    name = "station-1" if above == "server" else f"{above}-client-1"
+    node = deployment.folder / "secrets" / name
     port = deployment.layout.gateways[above].port
     topology.write_connections(tmp_path, {"gateway": f"127.0.0.1:{port}"}, str(node / "ca.pem"))
     app = flower.write_app(tmp_path / "app", "server", {"rounds": 1})

@@ -1,0 +1,104 @@
+"""What `hfedatm scaffold` writes."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hfedatm.deploy import certificates
+from hfedatm.deploy.compose import FILES, Layout, write_compose, write_secrets
+from hfedatm.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def services(folder):
+    return yaml.safe_load((folder / "docker-compose.yml").read_text())["services"]
+
+
+def test_the_repository_has_what_scaffold_writes(tmp_path):
+    write_compose(tmp_path, Layout(2, 2))
+    for name in FILES:
+        assert (tmp_path / name).read_text() == (ROOT / name).read_text(), f"run scaffold: {name}"
+
+
+@pytest.mark.parametrize("layout", [Layout(1, 1), Layout(2, 2), Layout(3, 5)])
+def test_networks_keep_the_tiers_apart(tmp_path, layout):
+    write_compose(tmp_path, layout)
+    found = services(tmp_path)
+    assert list(found) == layout.services
+    assert len(found) == 2 + layout.stations * (3 + layout.clients)
+    for link, nodes in layout.links.items():
+        assert found[link]["networks"] == [f"control-{link}"]
+        members = {name for name, s in found.items() if f"control-{link}" in s["networks"]}
+        own = {f"{link}-node"} if link != "server" else set()
+        assert members == {link, f"{link}-gateway"} | own
+        if link != "server":
+            for client in nodes:
+                assert found[client]["networks"] == [f"fleet-{link}"]
+    networks = yaml.safe_load((tmp_path / "docker-compose.yml").read_text())["networks"]
+    assert all(network == {"internal": True} for network in networks.values())
+
+
+def test_every_container_is_confined(tmp_path):
+    write_compose(tmp_path, Layout(2, 1))
+    for name, service in services(tmp_path).items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["init"] and service["read_only"] and service["restart"]
+        assert service["user"].startswith("${HFEDATM_UID:-1000}")
+        assert service["healthcheck"] and "privileged" not in service
+        assert all(":/secrets:ro" in v for v in service["volumes"] if "secrets" in v)
+
+
+def test_partitions_are_numbered_station_by_station(tmp_path):
+    write_compose(tmp_path, Layout(2, 3))
+    commands = {n: s["command"] for n, s in services(tmp_path).items() if "-client-" in n}
+    assert [command[-1] for command in commands.values()] == [f"partition-id={i}" for i in range(6)]
+
+
+def test_plain_text_is_only_in_the_override(tmp_path):
+    write_compose(tmp_path, Layout(2, 2))
+    assert "INSECURE" not in (tmp_path / "docker-compose.yml").read_text()
+    override = yaml.safe_load((tmp_path / "docker-compose.insecure.yml").read_text())
+    assert list(override["services"]) == Layout(2, 2).services
+
+
+def test_one_machines_part(tmp_path):
+    layout = Layout(2, 1, host="fl.example.org", port=443, only="station-2")
+    write_compose(tmp_path, layout)
+    found = services(tmp_path)
+    assert list(found) == [
+        "station-2",
+        "station-2-gateway",
+        "station-2-node",
+        "station-2-client-1",
+    ]
+    assert "fl.example.org:443" in found["station-2-node"]["command"]
+    assert "build" in found["station-2"]
+    assert "server-gateway" not in found["station-2-node"]["depends_on"]
+    with pytest.raises(UserError, match="only: got 'station-9'"):
+        write_compose(tmp_path, Layout(2, 1, only="station-9"))
+
+
+def test_secrets_stay_when_a_station_is_added(tmp_path):
+    write_secrets(tmp_path, Layout(1, 1))
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    write_secrets(tmp_path, Layout(2, 2))
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert {p.stem for p in (tmp_path / "server/nodes").iterdir()} == {"station-1", "station-2"}
+    assert not (tmp_path / "server/node").exists()
+    assert not (tmp_path / "station-1-client-1/link.key").exists()
+
+
+def test_a_station_that_is_taken_out_is_not_enrolled_at_a_new_link(tmp_path):
+    write_secrets(tmp_path, Layout(2, 1))
+    write_secrets(tmp_path, Layout(1, 1))
+    assert {p.stem for p in (tmp_path / "server/nodes").iterdir()} == {"station-1"}
+
+
+def test_another_host_name_gets_into_the_certificate(tmp_path):
+    write_secrets(tmp_path, Layout(1, 1))
+    write_secrets(tmp_path, Layout(1, 1, host="fl.example.org"))
+    assert "fl.example.org" in certificates.hosts_of(tmp_path / "server/link.pem")
+    assert "fl.example.org" not in certificates.hosts_of(tmp_path / "station-1/link.pem")
