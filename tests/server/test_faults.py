@@ -20,6 +20,7 @@ from helpers import (
 
 import hfedatm.runtime.local as local
 from client_app.methods.base import Method
+from hfedatm.errors import UserError
 from hfedatm.records import grams_to_record, record_to_state, state_to_record
 from hfedatm.results import read_rounds
 from hfedatm_core import FactorGram, Gram, merge
@@ -255,8 +256,9 @@ def test_a_station_under_its_quorum_is_left_out_with_its_clients_errors(tmp_path
 
 def test_too_few_stations_keep_the_old_model_and_the_run_goes_on(tmp_path, sabotage):
     sabotage(raising, clients=(0, 1))
-    with log_lines() as lines:
-        folder = run_small(tmp_path, station_quorum=1.0)
+    with log_lines() as lines, pytest.raises(UserError, match="no round changed the model"):
+        run_small(tmp_path, station_quorum=1.0)
+    folder = tmp_path / "run"
     records = read_rounds(folder)
     assert [r["round"] for r in records] == [1, 2]
     assert all(r["kept"] == "1 of 2 stations usable, 2 needed" for r in records)
@@ -267,7 +269,9 @@ def test_too_few_stations_keep_the_old_model_and_the_run_goes_on(tmp_path, sabot
 
 def test_nothing_usable_keeps_the_old_model_and_says_so(tmp_path, sabotage):
     sabotage(raising, clients=range(4))
-    folder = run_small(tmp_path, rounds=1, station_rounds=1)
+    with pytest.raises(UserError, match="no round changed the model; round 1: 0 of 2 stations"):
+        run_small(tmp_path, rounds=1, station_rounds=1)
+    folder = tmp_path / "run"
     [record] = read_rounds(folder)
     assert record["kept"] == "0 of 2 stations usable, 1 needed"
     assert {f["node"] for f in record["failures"]} == {"station 0", "station 1"}
@@ -322,7 +326,9 @@ class Impatient(Unchanged):
     ],
 )
 def test_a_merge_that_fails_keeps_the_old_model(tmp_path, rule, why):
-    folder = run_small(tmp_path, server_rule=f"{__name__}:{rule}")
+    with pytest.raises(UserError, match=f"no round changed the model; round 1: {why}"):
+        run_small(tmp_path, server_rule=f"{__name__}:{rule}")
+    folder = tmp_path / "run"
     records = read_rounds(folder)
     assert [r["kept"] for r in records] == [why, why]
     assert records[0]["failures"] == [{"node": "server", "reason": why}]
@@ -338,8 +344,9 @@ class Grumpy(Method):
 
 
 def test_an_error_in_a_users_method_reaches_the_person_with_its_place(tmp_path):
-    folder = run_small(tmp_path, rounds=1, client_method=__name__ + ":Grumpy")
-    reasons = [f["reason"] for f in failures_of(folder)]
+    with pytest.raises(UserError, match="no round changed the model"):
+        run_small(tmp_path, rounds=1, client_method=__name__ + ":Grumpy")
+    reasons = [f["reason"] for f in failures_of(tmp_path / "run")]
     assert len(reasons) == 2
     for reason in reasons:
         assert "ArithmeticError: I do not like these numbers (loss, test_faults.py:" in reason
