@@ -32,6 +32,8 @@ def main() -> None:
     parser.add_argument("--above", help="node: address of the gateway of the tier above")
     parser.add_argument("--link", default="", help="node of a station: its own SuperLink")
     parser.add_argument("--config", nargs="*", default=[], help="node: more KEY=VALUE")
+    parser.add_argument("--isolation", help="link: 'process' if a SuperExec elsewhere runs tasks")
+    parser.add_argument("--superexec-secret", help="link: file with that SuperExec's secret")
     parser.add_argument("--insecure", action="store_true", help="no TLS, no node keys")
     asked = parser.parse_args()
     insecure = asked.insecure or bool(os.environ.get("HFEDATM_INSECURE"))
@@ -40,7 +42,7 @@ def main() -> None:
         sys.exit(0 if healthy(machine, asked.name) else 1)
     os.environ["FLWR_HOME"] = str(STATE / f"{asked.kind}-home")
     if asked.kind == "link":
-        sys.exit(run_link(machine))
+        sys.exit(run_link(machine, asked.isolation, asked.superexec_secret))
     if asked.kind == "gateway":
         _become(topology.gateway(machine, PORT, f"{asked.name}:{PORT}", "0.0.0.0"))
     _become(node(machine, asked.above, asked.link, asked.config))
@@ -58,9 +60,13 @@ def node(machine: Machine, above: str, link: str, given: list[str]) -> Process:
     return topology.node(machine, PORT, above, config)
 
 
-def run_link(machine: Machine) -> int:
+def run_link(machine: Machine, isolation: str | None, superexec_secret: str | None) -> int:
     """Run a SuperLink; once it answers, make the keys of its nodes known to it."""
     process = topology.link(machine, PORT, "0.0.0.0")
+    if isolation:
+        process.command.extend(["--isolation", isolation])
+    if superexec_secret:
+        process.command.extend(["--superexec-auth-secret-file", superexec_secret])
     _write_connection(machine, machine.name, Path(os.environ["FLWR_HOME"]))
     _write_connection(machine, machine.name, STATE / ".hfedatm/operator")  # for `hfedatm submit`
     ENROLLED.unlink(missing_ok=True)
@@ -70,7 +76,8 @@ def run_link(machine: Machine) -> int:
     while link.poll() is None and not healthy(machine, "gateway"):
         time.sleep(0.3)
     if machine.secrets is not None:
-        for key in sorted((machine.secrets / "nodes").glob("*.pub")):
+        folders = (machine.secrets / "nodes", Path("/nodes"))  # the second on Kubernetes
+        for key in sorted(key for folder in folders for key in folder.glob("*.pub")):
             if link.poll() is None:
                 flower.register_node(key, machine.name)
     ENROLLED.touch()

@@ -1,0 +1,41 @@
+"""The Kubernetes manifests are what Kubernetes and Flower's SuperExec accept."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from flwr.supercore.superexec.executor.kubernetes_executor import KubernetesExecutorConfig
+
+kubernetes_validate = pytest.importorskip("kubernetes_validate")
+
+FILES = sorted((Path(__file__).resolve().parents[2] / "deploy/kubernetes").glob("*.yaml"))
+VERSION = "1.31"
+OBJECTS = [o for file in FILES for o in yaml.safe_load_all(file.read_text())]
+
+
+@pytest.mark.parametrize("thing", OBJECTS, ids=lambda o: f"{o['kind']}-{o['metadata']['name']}")
+def test_every_object_has_its_schema(thing):
+    kubernetes_validate.validate(thing, VERSION, strict=True)
+
+
+def test_a_wrong_field_is_found():
+    wrong = {**OBJECTS[0], "kind": "Service", "spec": {"ports": [{"prot": 1}]}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, VERSION, strict=True)
+
+
+def test_superexec_accepts_its_configuration():
+    (config,) = [o for o in OBJECTS if o["kind"] == "ConfigMap"]
+    KubernetesExecutorConfig(**yaml.safe_load(config["data"]["executor.yaml"]))
+
+
+def test_what_is_mounted_is_there():
+    claims = {o["metadata"]["name"] for o in OBJECTS if o["kind"] == "PersistentVolumeClaim"}
+    for thing in (o for o in OBJECTS if o["kind"] == "Deployment"):
+        pod = thing["spec"]["template"]["spec"]
+        volumes = {v["name"]: v for v in pod["volumes"]}
+        for container in pod["containers"]:
+            assert {m["name"] for m in container["volumeMounts"]} <= volumes.keys()
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        used = [v["persistentVolumeClaim"] for v in volumes.values() if "persistentVolumeClaim" in v]
+        assert {claim["claimName"] for claim in used} <= claims
