@@ -192,8 +192,9 @@ def test_averaging_independent_stations_collapses_and_hfedatm_does_not(tmp_path)
 
 
 def test_a_run_that_diverges_says_so_and_keeps_the_model(tmp_path):
-    with log_lines() as lines:
-        folder = run_small(tmp_path, lr=1e20, momentum=0.0, schedule="constant")
+    with log_lines() as lines, pytest.raises(UserError, match="no round changed the model"):
+        run_small(tmp_path, lr=1e20, momentum=0.0, schedule="constant")
+    folder = tmp_path / "run"
     rounds = read_rounds(folder)
     assert all("kept" in record for record in rounds)
     assert any("lower lr" in failure["reason"] for failure in failures_of(folder))
