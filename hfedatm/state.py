@@ -8,7 +8,7 @@ has already done. So what it keeps is a file per point in time, and reading asks
 from __future__ import annotations
 
 import os
-import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,6 +32,7 @@ class NodeMemory:
         Folder of all memories; default ``$HFEDATM_STATE`` or the user's cache folder.
     """
 
+    MAX_AGE = 30 * 24 * 3600.0
     KEPT = 3  # the round at hand, the one before it, and one more for a server that was set back
 
     def __init__(self, run: str, node: str, root: str | Path | None = None) -> None:
@@ -45,7 +46,9 @@ class NodeMemory:
 
     def save(self, at: Moment, tensors: Mapping[str, torch.Tensor]) -> None:
         """Keep tensors; the file appears whole or not at all."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.folder.is_dir():  # a node's first word in a run is the time to tidy up
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._forget_old_runs()
         path = self._path(at)
         part = path.with_suffix(f".{os.getpid()}.part")
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
@@ -55,9 +58,12 @@ class NodeMemory:
             if moment[0] in rounds:
                 self._path(moment).unlink(missing_ok=True)
 
-    def forget(self) -> None:
-        """Remove everything; called when the run needs it no more."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def _forget_old_runs(self) -> None:
+        """Remove tensors of runs that nobody has touched for a month; ledgers are small and stay."""
+        limit = time.time() - self.MAX_AGE
+        for path in self.folder.parent.parent.glob("*/*/*.safetensors"):
+            if path.stat().st_mtime < limit:
+                path.unlink(missing_ok=True)
 
     def _moments(self) -> list[Moment]:
         names = [path.stem.split("-") for path in self.folder.glob("*-*.safetensors")]

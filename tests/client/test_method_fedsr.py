@@ -1,6 +1,7 @@
 """FedSR against its formula, and where its class table lives."""
 
 import copy
+import shutil
 
 import pytest
 import torch
@@ -99,7 +100,7 @@ def test_table_never_leaves_the_client_and_survives_to_its_next_round():
     with_memory = record_to_state(
         ask_client(settings, 0, model, station_round=2).array_records["model"]
     )
-    NodeMemory("run", "client-0").forget()
+    shutil.rmtree(NodeMemory("run", "client-0").folder)
     without = record_to_state(
         ask_client(settings, 0, model, station_round=2).array_records["model"]
     )

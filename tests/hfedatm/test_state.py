@@ -1,5 +1,8 @@
 """What a node keeps: by moment, whole files only, and no more than needed."""
 
+import os
+import time
+
 import pytest
 import torch
 
@@ -60,10 +63,19 @@ def test_nodes_and_runs_are_apart(memory, tmp_path):
     assert NodeMemory("other", "client-1", tmp_path).load((9, 9)) == {}
 
 
-def test_forgetting(memory):
-    memory.save((1, 1), {"x": torch.tensor(1.0)})
-    memory.forget()
-    assert memory.load((9, 9)) == {}
+def test_memories_of_old_runs_go_and_ledgers_stay(tmp_path):
+    old = NodeMemory("old", "client-0", tmp_path)
+    old.save((1, 1), {"x": torch.ones(1)})
+    ledger = old.folder / "privacy.json"
+    ledger.write_text("{}")
+    recent = NodeMemory("recent", "client-0", tmp_path)
+    recent.save((1, 1), {"x": torch.ones(1)})
+    long_ago = time.time() - NodeMemory.MAX_AGE - 60
+    for path in old.folder.iterdir():
+        os.utime(path, (long_ago, long_ago))
+    NodeMemory("new", "client-0", tmp_path).save((1, 1), {"x": torch.ones(1)})
+    assert list(old.folder.iterdir()) == [ledger]
+    assert recent.load(before=(2, 0))
 
 
 def test_the_folder_comes_from_the_environment(tmp_path, monkeypatch):
