@@ -59,7 +59,7 @@ class NodeMemory:
                 self._path(moment).unlink(missing_ok=True)
 
     def _forget_old_runs(self) -> None:
-        """Remove tensors of runs that nobody has touched for a month; ledgers are small and stay."""
+        """Remove tensors of runs untouched for a month; ledgers are small and stay."""
         limit = time.time() - self.MAX_AGE
         for path in self.folder.parent.parent.glob("*/*/*.safetensors"):
             if path.stat().st_mtime < limit:
