@@ -235,8 +235,12 @@ def open_metrics(
     content: RecordDict,
     counts: Iterable[str] = ("num-examples",),
     needed: Iterable[str] = (),
+    most: float = 1e12,
 ) -> dict[str, float]:
-    """Return the metrics of a reply; ``counts`` must be there and be plausible whole numbers."""
+    """Return the metrics of a reply; ``counts`` must be there and be whole numbers up to ``most``.
+
+    A count is a weight in a mean: whoever may claim any number decides the mean alone.
+    """
     record = find_record(content, "metrics", MetricRecord)
     if record is None:
         raise BadReply("reply has no 'metrics'")
@@ -247,8 +251,11 @@ def open_metrics(
         metrics[name] = value
     for name in counts:
         count = metrics.get(name)
-        if count is None or count != int(count) or not 0 < count < 1e12:
-            raise BadReply(f"metrics: {name} = {count!r} is not a plausible count")
+        if count is None or count != int(count) or not 0 < count <= most:
+            raise BadReply(
+                f"metrics: {name} = {count!r} is not a plausible count (1 to {most:g}; a client's "
+                "limit is max-examples)"
+            )
     missing = [name for name in needed if name not in metrics]
     if missing:
         raise BadReply(f"metrics: {', '.join(missing)} missing")

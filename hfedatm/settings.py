@@ -171,6 +171,9 @@ class Settings(BaseModel):
     station_quorum: float = Field(
         0.5, ge=0, le=1, description="share of the stations that must answer"
     )
+    max_examples: int = Field(
+        1_000_000, ge=1, description="a client that claims to have more is left out"
+    )
     max_reply_mb: float = Field(4096.0, gt=0, description="larger replies are dropped")
 
     # --- results

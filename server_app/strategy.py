@@ -79,6 +79,7 @@ class HFedATMStrategy(Strategy):
         self.shared: State = {}
         self.record: dict[str, Any] = {}
         self.look: RoundDiagnostics | None = None
+        self._most_examples = settings.max_examples * settings.clients_per_station
         self.start_of: Callable[[int], ArrayRecord] | None = None
         """Model a station starts round 1 from; None: all start from the global model."""
         self._broadcast: State = {}
@@ -194,7 +195,9 @@ class HFedATMStrategy(Strategy):
 
             def take(reply: Message, found: list[Update] = found) -> None:
                 content = open_reply(reply, self.settings.max_reply_mb)
-                metrics = open_metrics(content, ("num-examples", "num-clients"), ("loss",))
+                metrics = open_metrics(
+                    content, ("num-examples", "num-clients"), ("loss",), self._most_examples
+                )
                 state = open_state(content, self._reference)
                 max_dim = self.settings.gram_max_dim
                 grams = open_grams(content, self._layers, max_dim) if self._layers else {}
@@ -226,7 +229,7 @@ class HFedATMStrategy(Strategy):
 
         def take(reply: Message) -> None:
             content = open_reply(reply, self.settings.max_reply_mb)
-            metrics = open_metrics(content)
+            metrics = open_metrics(content, most=self._most_examples)
             mean.add(open_state(content, self.template, "shared"), int(metrics["num-examples"]))
             self._note_failures(content, f"station {reply.metadata.src_node_id}")
             self.record["bytes_up"]["stations"] += content_bytes(content)

@@ -103,7 +103,7 @@ class StationStrategy(Strategy):
 
         def take(reply: Message) -> None:
             content = open_reply(reply, self.settings.max_reply_mb)
-            metrics = open_metrics(content, needed=self.reports)
+            metrics = open_metrics(content, needed=self.reports, most=self.settings.max_examples)
             state = open_state(content, self._reference)
             # Everything is checked before anything is added.
             max_dim = self.settings.gram_max_dim
@@ -141,7 +141,7 @@ class StationStrategy(Strategy):
 
         def take(reply: Message) -> None:
             content = open_reply(reply, self.settings.max_reply_mb)
-            metrics = open_metrics(content)
+            metrics = open_metrics(content, most=self.settings.max_examples)
             found = open_grams(content, self.layers, self.settings.gram_max_dim)
             self._add_grams(grams, content, found, metrics)
             self.epsilon = max(self.epsilon, metrics.get("epsilon", 0.0))
@@ -189,7 +189,7 @@ class StationStrategy(Strategy):
 
         def take(reply: Message) -> None:
             content = open_reply(reply, self.settings.max_reply_mb)
-            metrics = open_metrics(content)
+            metrics = open_metrics(content, most=self.settings.max_examples)
             examples = int(metrics["num-examples"])
             mean.add(open_state(content, template, "shared"), examples)
             self._count_bytes(content, metrics)
