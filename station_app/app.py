@@ -33,14 +33,25 @@ def hand_over(message: Message, context: Context) -> RecordDict:
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
     """Do the jobs that come through the spool, with whichever clients are connected."""
-    from functools import partial
     from pathlib import Path
 
     from hfedatm.handover import service
     from hfedatm.handover.spool import Spool
+    from hfedatm.records import Task
     from hfedatm.runtime.roster import LiveGrid, Roster
     from station_app.station import run_station  # late: the other face is to start quickly
 
-    work = partial(run_station, LiveGrid(grid, Roster(grid)))
+    roster = Roster(grid)
+    clients = LiveGrid(grid, roster)
+    waited = False
+
+    def work(content: RecordDict) -> RecordDict:
+        nonlocal waited
+        if not waited:  # all start at once: the first job may come before the last client
+            settings = Task.from_record(content["task"]).settings
+            roster.wait_for(settings.clients_per_station, settings.join_timeout)
+            waited = True
+        return run_station(clients, content)
+
     spool = Spool(Path(str(context.run_config["spool"])))
     service.serve(spool, lambda job: service.do(job, work))

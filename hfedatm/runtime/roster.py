@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from flwr.serverapp import Grid
 from hfedatm.errors import UserError
 from hfedatm.records import find_record
 from hfedatm.runtime.mapped import MappedGrid
+
+
+log = logging.getLogger("hfedatm")
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,10 @@ class Roster:
         messages = [Message(RecordDict(), node_id, MessageType.QUERY) for node_id in ids]
         for reply in asked.send_and_receive(messages, timeout=60):
             said = reply.has_content() and find_record(reply.content, "node", ConfigRecord)
-            if said:
+            if not said:
+                why = reply.error.reason if reply.has_error() else "no usable answer"
+                log.warning("node %d does not say who it is: %s", reply.metadata.src_node_id, why)
+            else:
                 node_id = reply.metadata.src_node_id
                 self._known[node_id] = Node(
                     node_id,
