@@ -14,7 +14,6 @@ from hfedatm.errors import UserError
 from hfedatm.records import find_record
 from hfedatm.runtime.mapped import MappedGrid
 
-
 log = logging.getLogger("hfedatm")
 
 

@@ -37,5 +37,5 @@ def test_what_is_mounted_is_there():
         for container in pod["containers"]:
             assert {m["name"] for m in container["volumeMounts"]} <= volumes.keys()
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-        used = [v["persistentVolumeClaim"] for v in volumes.values() if "persistentVolumeClaim" in v]
+        used = filter(None, (v.get("persistentVolumeClaim") for v in volumes.values()))
         assert {claim["claimName"] for claim in used} <= claims
