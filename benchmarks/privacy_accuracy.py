@@ -1,8 +1,9 @@
-"""Accuracy on the unseen domain against the privacy budget of the whole run.
+r"""Accuracy on the unseen domain against the privacy budget of the whole run.
 
-    python benchmarks/privacy_accuracy.py                                  # rotated digits
-    python benchmarks/privacy_accuracy.py --name pacs preset=pacs-lenet5 \
-        data-dir=~/data stations=4 clients-per-station=3 rounds=3 station-rounds=1 local-epochs=1
+    python benchmarks/privacy_accuracy.py rounds=3 local-epochs=2 evaluate-every=3
+    python benchmarks/privacy_accuracy.py --name pacs preset=pacs-lenet5 data-dir=~/data \
+        stations=4 clients-per-station=3 rounds=4 station-rounds=1 local-epochs=1 lr=0.05 \
+        momentum=0.9 evaluate-every=4
     python benchmarks/privacy_accuracy.py --draw                           # draw again
 
 Example-level noise on the Grams, once added in full by every client (local) and once shared out
@@ -56,8 +57,9 @@ def measure(path: Path, seeds: int, epsilons: tuple[float, ...], assignments: li
 
     # Both kinds of noise weigh clients by examples, as a shared noise requires.
     given = {"gram-weights": "examples", "diagnostics": False} | read_settings(None, assignments)
-    record = json.loads(path.read_text()) if path.is_file() else {"settings": given, "runs": []}
-    if record["settings"] != given:
+    shown = {key: value for key, value in given.items() if key != "data-dir"}
+    record = json.loads(path.read_text()) if path.is_file() else {"settings": shown, "runs": []}
+    if record["settings"] != shown:
         raise SystemExit(f"{path} holds runs of other settings: {record['settings']}; remove it")
     known = {(r["variant"], r["epsilon"], r["seed"]) for r in record["runs"]}
     for run in plan(seeds, epsilons):

@@ -103,7 +103,7 @@ class StationStrategy(Strategy):
 
         def take(reply: Message) -> None:
             content = open_reply(reply, self.settings.max_reply_mb)
-            metrics = open_metrics(content, needed=self.reports, most=self.settings.max_examples)
+            metrics = open_metrics(content, needed=self.reports, most=self._most_examples)
             state = open_state(content, self._reference)
             # Everything is checked before anything is added.
             max_dim = self.settings.gram_max_dim
@@ -141,7 +141,7 @@ class StationStrategy(Strategy):
 
         def take(reply: Message) -> None:
             content = open_reply(reply, self.settings.max_reply_mb)
-            metrics = open_metrics(content, most=self.settings.max_examples)
+            metrics = open_metrics(content, most=self._most_examples)
             found = open_grams(content, self.layers, self.settings.gram_max_dim)
             self._add_grams(grams, content, found, metrics)
             self.epsilon = max(self.epsilon, metrics.get("epsilon", 0.0))
@@ -167,6 +167,11 @@ class StationStrategy(Strategy):
         self.gram_bytes_up += int(size)
         self.gram_seconds += metrics.get("gram-seconds", 0.0)
 
+    @property
+    def _most_examples(self) -> int:
+        """What one reply may claim; a secure sum is the reply of all clients asked."""
+        return self.settings.max_examples * (self._asked if self._secure else 1)
+
     def _count_bytes(self, content: RecordDict, metrics: Mapping[str, float]) -> None:
         self.bytes_up += int(metrics["bytes-up"]) if self._secure else content_bytes(content)
 
@@ -189,7 +194,7 @@ class StationStrategy(Strategy):
 
         def take(reply: Message) -> None:
             content = open_reply(reply, self.settings.max_reply_mb)
-            metrics = open_metrics(content, most=self.settings.max_examples)
+            metrics = open_metrics(content, most=self._most_examples)
             examples = int(metrics["num-examples"])
             mean.add(open_state(content, template, "shared"), examples)
             self._count_bytes(content, metrics)
@@ -250,9 +255,17 @@ class StationStrategy(Strategy):
         return sorted(clients[i] for i in chosen)
 
     def _fold(self, replies: Iterable[Message], take: Callable[[Message], None]) -> None:
-        failed = take_each(replies, take, "client")
+        taken = 0
+
+        def count(reply: Message) -> None:
+            nonlocal taken
+            take(reply)
+            taken += 1
+
+        failed = take_each(replies, count, "client")
         self.failures += failed
-        answered = self._asked - len(failed)
+        # A secure sum that is refused was the reply of everybody.
+        answered = self._asked - len(failed) if taken else 0
         needed = max(1, math.ceil(self.settings.client_quorum * self._asked))
         if answered < needed:
             reasons = "; ".join(f"{f.node}: {f.reason}" for f in failed) or "it has no clients"

@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from hfedatm.state import NodeMemory
 from hfedatm_core import ChannelGraph
 from hfedatm_core.privacy.accounting import Ledger
 from hfedatm_core.privacy.noise import NoiseSource
+from server_app.rules.avg import Avg
+from server_app.rules.base import StationSide
 from server_app.run import check
 
 EXAMPLE = {"privacy.mechanism": "example", "privacy.epsilon": 4.0}
@@ -88,7 +91,7 @@ def test_settings_that_protect_less_than_they_say_are_refused(given, message):
         ({"secure-aggregation": True, "gram-max-dim": 20}, "no secure sums"),
         ({"dp-sgd": True, "privacy.sigma": 1, "client-method": "fedprox"}, "'fedprox'"),
         ({"dp-sgd": True, "privacy.sigma": 1, "client-method": "fediir"}, "'fediir'"),
-        ({"dp-sgd": True, "privacy.sigma": 1, "server-rule": "mtgc"}, "'mtgc'"),
+        ({"dp-sgd": True, "privacy.sigma": 1, "server-rule": "mtgc"}, "mtgc"),
         (
             {"dp-sgd": True, "privacy.sigma": 1, "model": "test_privacy:batch_norm_net"},
             r"1 \(BatchNorm2d\): fix-model=true",
@@ -97,7 +100,8 @@ def test_settings_that_protect_less_than_they_say_are_refused(given, message):
             {"dp-sgd": True, "privacy.sigma": 1, "model": "test_privacy:in_place_net"},
             "Opacus cannot train model",
         ),
-        ({"secure-aggregation": True, "server-rule": "fedrc"}, "weighs clients"),
+        ({"secure-aggregation": True, "server-rule": "fedrc"}, "secure-aggregation"),
+        ({"secure-aggregation": True, "server-rule": "test_privacy:Picky"}, "weighs clients"),
     ],
 )
 def test_a_run_that_cannot_keep_its_promise_ends_before_round_one(given, message):
@@ -125,6 +129,17 @@ class InPlace(nn.Module):
 
 def in_place_net(spec) -> nn.Module:
     return InPlace(spec)
+
+
+class OneVote(StationSide):
+    def weight(self, metrics, shared) -> float:
+        return 1.0
+
+
+@dataclass
+class Picky(Avg):
+    def at_station(self) -> StationSide:
+        return OneVote()
 
 
 # --- Grams

@@ -88,6 +88,13 @@ def test_masked_sums_equal_plain_sums(weights):
     assert secure.failures == []
 
 
+def test_the_limit_of_examples_is_that_of_all_clients_together():
+    strategy, *_ = gather(**{"max-examples": 80})
+    assert strategy.num_examples > 80
+    with pytest.raises(TooFewClients, match="not a plausible count"):
+        gather(run="few", **{"max-examples": 10})
+
+
 def test_quantisation_is_as_small_as_stated():
     app = Spied()
     gather(app, **PLAIN)
