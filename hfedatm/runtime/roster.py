@@ -77,15 +77,17 @@ class Roster:
 
 
 class LiveGrid(MappedGrid):
-    """Children of a deployed tier under their places; a child that restarts is found again."""
+    """Children of a deployed tier under their places; a child that restarts is found again.
+
+    Who has been there once is asked ever after: a child that is away fails the round by name.
+    """
 
     def __init__(self, grid: Grid, roster: Roster, poll: float = 0.2) -> None:
         super().__init__(grid, {}, poll)
         self._roster = roster
 
     def get_node_ids(self) -> list[int]:
-        """Return the places of the children that are connected now."""
-        self._node_of = {}
+        """Return the places of all children seen so far."""
         for node in self._roster.present():
             # A node that came back under a new id replaces its older self.
             self._node_of[node.index if node.index >= 0 else node.node_id] = node.node_id
