@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from client_app.data import Batches, client_data
