@@ -17,7 +17,7 @@ demo: install      ## three tiers on the embedded data set, by Flower's own simu
 	PATH="$(abspath $(BIN)):$$PATH" flwr run . --stream -c 'output="$(CURDIR)/results"'
 
 test: install      ## the ordinary tests
-	$(BIN)/python -m pytest -m "not slow and not e2e and not docker"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not e2e and not docker"
 
 test-marked: install  ## long training, real processes and containers
 	$(BIN)/python -m pytest -m "slow or e2e or docker"

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(pytestconfig):
@@ -31,11 +29,10 @@ def _own_state(tmp_path_factory, monkeypatch):
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """Folder with the real data sets; the test is skipped if there is none."""
-    chosen = os.environ.get("HFEDATM_DATA")
-    folder = Path(chosen) if chosen else REPOSITORY.parent / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip(f"no real data at {folder}; set HFEDATM_DATA to a folder that has it")
-    return folder
+    chosen = os.environ.get("HFEDATM_DATA", "")
+    if not chosen or not Path(chosen).is_dir():
+        pytest.skip(f"HFEDATM_DATA is {chosen!r}; set it to a folder that has the real data sets")
+    return Path(chosen)
 
 
 @pytest.fixture(scope="session")
