@@ -59,8 +59,10 @@ class Layout:
             fields = json.loads(str(record["layout"]))
             return cls(
                 [str(name) for name in fields["metrics"]],
-                [(str(r), str(n), str(np.dtype(d)), list(map(int, s)))
-                 for r, n, d, s in fields["arrays"]],
+                [
+                    (str(r), str(n), str(np.dtype(d)), list(map(int, s)))
+                    for r, n, d, s in fields["arrays"]
+                ],
                 [(list(map(str, layers)), int(dim)) for layers, dim in fields["grams"]],
             )
         except (ValueError, TypeError, KeyError) as error:
@@ -138,4 +140,3 @@ class _Reader:
     def take(self, count: int) -> Vector:
         self._at += count
         return self._values[self._at - count : self._at]
-
