@@ -61,6 +61,7 @@ def options(description: str | None, given: Sequence[str] | None = None) -> argp
 
 def set_threads(count: int) -> None:
     """Give torch and the BLAS of numpy and scipy the same number of threads."""
+    import scipy.linalg  # noqa: F401  a library that is loaded later would not be limited
     import torch
     from threadpoolctl import threadpool_limits
 
@@ -111,7 +112,10 @@ def peak_bytes(prepare: Callable[..., Callable[[], object]], *given: Any) -> int
     context = multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
     process = context.Process(target=_watch, args=(queue, prepare, given))
+    # Freed tensors go back to the system at once: what the allocator keeps would be counted, too.
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
     process.start()
+    del os.environ["MALLOC_MMAP_THRESHOLD_"]
     process.join()
     if process.exitcode:
         raise RuntimeError(f"{prepare.__name__}{given} failed in its process")

@@ -31,11 +31,15 @@ def pack(matrix: Tensor) -> Tensor:
 
 
 def upper_blocks(triangle: Tensor, size: int = 256) -> Iterator[tuple[int, Tensor]]:
-    """Yield ``(i, matrix[i : i + size, i:])`` from a packed triangle, diagonal blocks in full."""
+    """Yield ``(i, matrix[i : i + size, i:])`` from a packed triangle, diagonal blocks in full.
+
+    A block is valid until the next one is asked for: all use the same memory.
+    """
     dim = triangle_dim(triangle.numel())
     source, offset = triangle.numpy(), 0
+    room = torch.empty(min(size, dim), dim, dtype=triangle.dtype)
     for i in range(0, dim, size):
-        block = torch.empty(min(size, dim - i), dim - i, dtype=triangle.dtype)
+        block = room[: dim - i, i:]
         target = block.numpy()
         for row in range(len(block)):
             count = dim - i - row

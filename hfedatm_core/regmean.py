@@ -48,7 +48,7 @@ class RegMeanAccumulator:
     def __init__(self, pivots: Mapping[str, Tensor]) -> None:
         self._pivots = dict(pivots)
         self._gram = GramSum(limit=_FACTOR_ROWS)
-        self._products: dict[str, Tensor] = {}
+        self._product: Tensor | None = None  # R of all layers, one below the other
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -57,38 +57,44 @@ class RegMeanAccumulator:
 
     def add(self, weights: Mapping[str, Tensor], gram: Gram, coefficient: float = 1.0) -> None:
         """Add one model's weights with the Gram of the input they share."""
-        differences = {}
         for name, pivot in self._pivots.items():
             if weights[name].shape != pivot.shape or pivot.ndim != 2 or pivot.shape[1] != gram.dim:
                 raise ValueError(
                     f"layer '{name}': weight of shape {tuple(weights[name].shape)} and Gram of "
                     f"{gram.dim} features do not fit the reference of shape {tuple(pivot.shape)}"
                 )
-            dtype = _work_dtype(pivot, gram)
-            differences[name] = weights[name].to(dtype) - pivot.to(dtype)
         self._gram.add(gram, coefficient)
-        for name, difference in differences.items():
-            if name not in self._products:
-                self._products[name] = torch.zeros_like(difference)
-            if difference.any():
-                gram.add_product(self._products[name], difference, coefficient)
+        if self._product is None:
+            rows = sum(len(pivot) for pivot in self._pivots.values())
+            dtype = _work_dtype(next(iter(self._pivots.values())), gram)
+            self._product = torch.zeros(rows, gram.dim, dtype=dtype)
+        moved = [weights[n].data_ptr() != pivot.data_ptr() for n, pivot in self._pivots.items()]
+        if any(moved):  # the pivot's own model adds nothing
+            dtype = self._product.dtype
+            parts = [weights[n].to(dtype) - pivot.to(dtype) for n, pivot in self._pivots.items()]
+            differences = torch.cat(parts) if len(parts) > 1 else parts[0]
+            gram.add_product(self._product, differences, coefficient)
 
     def take(self, layers: Sequence[str]) -> RegMeanAccumulator:
         """Return an independent accumulator for some of the layers."""
         part = RegMeanAccumulator({name: self._pivots[name] for name in layers})
         part._gram = self._gram.copy()
-        part._products = {
-            name: self._products[name].clone() for name in layers if name in self._products
-        }
+        if self._product is not None:
+            products = self._by_layer(self._product)
+            part._product = torch.cat([products[name] for name in layers])
         return part
+
+    def _by_layer(self, stacked: Tensor) -> dict[str, Tensor]:
+        parts = torch.split(stacked, [len(pivot) for pivot in self._pivots.values()])
+        return dict(zip(self._pivots, parts, strict=True))
 
     def solve(self, means: Mapping[str, Tensor], ridge: float = 1e-6) -> Solution:
         """Return the merged weights given ``W̄`` per layer; the accumulator is emptied."""
         if not ridge >= 0.0:
             raise ValueError(f"ridge must be ≥ 0, got {ridge}")
-        total, products = self._gram.total(), self._products
-        lost = self._gram.lost
-        self._gram, self._products = GramSum(limit=_FACTOR_ROWS), {}
+        total, product, lost = self._gram.total(), self._product, self._gram.lost
+        assert product is not None  # there is one wherever there is a sum of Grams
+        self._gram, self._product = GramSum(limit=_FACTOR_ROWS), None
         if not total.is_finite():
             return _averaged(means, "the sum of Grams is not finite")
         if ridge == float("inf"):
@@ -97,8 +103,7 @@ class RegMeanAccumulator:
         if not level > 0.0:
             return _averaged(means, "the mean diagonal of the Grams is not positive")
         shift = ridge * level
-        dtype = next(iter(products.values())).dtype
-        attempts = systems(total, shift, dtype)
+        attempts = systems(total, shift, product.dtype)
         del total
         notes = [f"factors compressed, {lost:.1e} of the energy lost"] if lost > 1e-12 else []
         for attempt in attempts:
@@ -106,8 +111,8 @@ class RegMeanAccumulator:
             if system is None:
                 continue
             solved: dict[str, Tensor] = {}
-            for name, product in products.items():
-                merged = _merged(system, product, self._pivots[name], means[name])
+            for name, rows in self._by_layer(product).items():
+                merged = _merged(system, rows, self._pivots[name], means[name])
                 if merged is None:
                     break
                 solved[name] = merged

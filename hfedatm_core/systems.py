@@ -8,6 +8,7 @@ from functools import partial
 from typing import Protocol
 
 import torch
+from scipy.linalg import get_lapack_funcs
 from torch import Tensor
 
 from hfedatm_core.gram import FactorGram, Gram
@@ -77,9 +78,13 @@ class CholeskySystem(CheckedSystem):
         super().__init__(shift, dtype)
         self._matrix = gram.dense().to(dtype)
         self._matrix.diagonal().add_(shift)
-        self._lower, info = torch.linalg.cholesky_ex(self._matrix)
-        if int(info) != 0:
+        # SciPy's LAPACK takes half the time of torch's for wide layers. A symmetric matrix is its
+        # own transpose, which LAPACK, in column order, reads without a copy.
+        (potrf,) = get_lapack_funcs(("potrf",), dtype=self._matrix.numpy().dtype)
+        lower, info = potrf(self._matrix.numpy().T, lower=True, clean=False)
+        if info != 0:
             raise ValueError("the matrix is not positive definite")
+        self._lower = torch.from_numpy(lower)
 
     def _invert(self, right: Tensor) -> Tensor:
         return torch.cholesky_solve(right.T, self._lower).T
