@@ -11,6 +11,7 @@ import pytest
 import torch
 from deployment import Deployment, wait_until
 from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
 from hfedatm.deploy import flower
@@ -228,7 +229,9 @@ def test_too_few_stations_keep_the_model_and_the_run_goes_on(deployment, faults)
     assert "kept" not in second and second["stations"]["answered"] == 2
 
 
-def test_a_message_delivered_twice_is_not_trained_twice(deployment, faults, monkeypatch):
+def test_a_message_delivered_twice_is_not_trained_twice(
+    deployment, faults, undisturbed, monkeypatch
+):
     """The station's face gets the same message again: same answer, nobody trains."""
     from hfedatm.records import Task, layers_to_record, state_to_record
     from hfedatm.settings import resolve
@@ -237,12 +240,14 @@ def test_a_message_delivered_twice_is_not_trained_twice(deployment, faults, monk
     node = next(p for m, _, p in deployment.layout.nodes if m.name == "station-1")
     for key, value in flower.environment(node.home).items():
         monkeypatch.setenv(key, value)
+    # Flower tells a process who it is before it may make a message; here that is us.
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 7
+    (faults / "trained").unlink(missing_ok=True)  # what the fixtures trained
     settings = resolve(SMALL)
-    model = load_file(deployment.output / "undisturbed/last.safetensors")
     content = RecordDict(
         {
             "task": Task("train", settings, 1, station=0).to_record(),
-            "model": state_to_record(model),
+            "model": state_to_record(undisturbed),
             "layers": layers_to_record({}),
         }
     )
