@@ -25,5 +25,8 @@ test-marked: install  ## long training, real processes and containers
 lint: install
 	$(BIN)/ruff check . && $(BIN)/mypy
 
+bench: install     ## every figure of docs/performance.md; under 15 minutes on 2 quiet cores
+	$(BIN)/python benchmarks/run_all.py
+
 docs: install      ## the documentation, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

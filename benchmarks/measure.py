@@ -70,7 +70,7 @@ def set_threads(count: int) -> None:
 
 
 def paired(
-    ours: Callable[[], object], theirs: Callable[[], object], repeats: int
+    ours: Callable[[], object], theirs: Callable[[], object], repeats: int, warm_up: bool = True
 ) -> dict[str, float]:
     """Time two jobs in turn, ours and theirs and ours again, and compare each pair.
 
@@ -83,7 +83,8 @@ def paired(
         ``ratio`` is the median over the pairs, ``low`` and ``high`` their quartiles; ``ours`` and
         ``theirs`` are medians in seconds.
     """
-    ours(), theirs()  # what is paid once (imports, caches, page faults) is not compared
+    if warm_up:  # what is paid once (imports, caches, page faults) is not compared
+        ours(), theirs()
     pairs = [(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(repeats)]
     ratios = sorted(a / b for a, b in pairs)
     return {

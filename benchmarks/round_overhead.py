@@ -1,0 +1,79 @@
+"""A global round of HFedATM over one of plain averaging: what the method costs in all.
+
+The paper's E = 10 epochs and N = 5 station rounds on small client data sets, which is the worst
+case: Grams and the merge cost the same whether the clients train long or not. The whole round is
+timed, from the server's messages to the merged model, all tiers in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from measure import Figure, details, options, paired, publish
+from workloads import three_tiers
+
+COMPARED = "the same round with server-rule = avg"
+
+
+def lenet5(stations: int, each: int, examples: int, epochs: int) -> dict[str, Any]:
+    return {
+        "dataset": "workloads:random_images",
+        "dataset-params": f"examples={stations * each * examples // 2}",
+        "stations": stations,
+        "clients-per-station": each,
+        "rounds": 1,
+        "station-rounds": 5,
+        "local-epochs": epochs,
+        "batch-size": 16,
+        "validation-fraction": 0.0,
+        "gram-min-rows": 1,
+        "lambda": 1.0,
+        "schedule": "constant",
+        "lr": 0.01,
+    }
+
+
+def resnet18(stations: int, each: int, examples: int, epochs: int) -> dict[str, Any]:
+    images = f"examples={stations * each * examples // 2},channels=3,size=32"
+    return lenet5(stations, each, examples, epochs) | {
+        "model": "resnet18",
+        "dataset-params": images,
+    }
+
+
+def overhead(name: str, given: dict[str, Any], limit: float, repeats: int) -> Figure:
+    hfedatm = three_tiers(given | {"server-rule": "hfedatm"})
+    averaging = three_tiers(given | {"server-rule": "avg"})
+    pair = paired(hfedatm, averaging, repeats, warm_up=False)
+    return Figure(name, pair["ratio"], limit, COMPARED, details=details(pair))
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    chosen = options(__doc__, given)
+    if chosen.smoke:
+        sizes = {"lenet5": (2, 1, 4, 1), "resnet18": (2, 1, 4, 1)}
+    else:
+        sizes = {"lenet5": (10, 10, 64, 10), "resnet18": (4, 2, 32, 10)}
+    # What is paid once in a process (imports, thread pools) is paid before.
+    for rule in ("hfedatm", "avg"):
+        three_tiers(lenet5(2, 1, 4, 1) | {"server-rule": rule})()
+    figures = [
+        overhead(
+            "global round of HFedATM, LeNet-5, 10 x 10",
+            lenet5(*sizes["lenet5"]),
+            1.03,
+            repeats=1 if chosen.smoke else 3,
+        ),
+        overhead(
+            "global round of HFedATM, ResNet-18, 4 x 2",
+            resnet18(*sizes["resnet18"]),
+            1.05,
+            repeats=1 if chosen.smoke else 2,
+        ),
+    ]
+    publish(__file__, figures, chosen)
+
+
+if __name__ == "__main__":
+    main()
