@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 import torch
-from deployment import Deployment, wait_until
+from deployment import Deployment, free_ports, wait_until
 from safetensors.torch import load_file
 
 from hfedatm.deploy import certificates, flower, topology
@@ -84,7 +84,7 @@ def test_a_strange_node_is_refused_and_the_log_says_so(deployment, tmp_path, cas
     certificates.make_authority(own)
     certificates.make_node_key(own, own / "node-1")
     command = ["flower-supernode", "--superlink"]
-    command += [f"127.0.0.1:{deployment.layout.gateways['server'].port}", "--port", "0"]
+    command += [f"127.0.0.1:{deployment.layout.gateways['server'].port}", "--port", str(free_ports(1))]
     command += ["--max-retries", "1", "--root-certificates"]
     command += [str(own / "ca.pem" if case == "wrong authority" else known / "ca.pem")]
     if case != "no key":
