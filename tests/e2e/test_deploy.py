@@ -84,7 +84,8 @@ def test_a_strange_node_is_refused_and_the_log_says_so(deployment, tmp_path, cas
     certificates.make_authority(own)
     certificates.make_node_key(own, own / "node-1")
     command = ["flower-supernode", "--superlink"]
-    command += [f"127.0.0.1:{deployment.layout.gateways['server'].port}", "--port", str(free_ports(1))]
+    command += [f"127.0.0.1:{deployment.layout.gateways['server'].port}"]
+    command += ["--port", str(free_ports(1))]
     command += ["--max-retries", "1", "--root-certificates"]
     command += [str(own / "ca.pem" if case == "wrong authority" else known / "ca.pem")]
     if case != "no key":
@@ -98,10 +99,12 @@ def test_a_strange_node_is_refused_and_the_log_says_so(deployment, tmp_path, cas
     try:
         assert node.wait(120) != 0
     finally:
-        for process in psutil.Process().children(recursive=True):
-            if str(node.pid) in " ".join(process.cmdline()):
+        node.kill()
+        for process in psutil.process_iter(["cmdline"]):  # its helper, slow to see it go
+            if f"--parent-pid {node.pid}" in " ".join(process.info["cmdline"] or []):
                 process.kill()
     text = log.read_text()
+    print(text)
     assert re.search(f"(?i){reason}", text), text
 
 

@@ -139,9 +139,12 @@ class TestByPath:
             torch.testing.assert_close(value, start[name] + 2 * 0.5, rtol=1e-4, atol=1e-4)
 
     def test_a_training_function_that_returns_no_loss_is_named(self, tmp_path):
-        folder = run_small(tmp_path, rounds=1, train_fn=f"{HERE}:without_loss")
-        reasons = {f["reason"] for f in failures_of(folder)}
-        assert all("train-fn must return a dict with a 'loss', got None" in r for r in reasons)
+        with pytest.raises(UserError, match="no round changed the model"):
+            run_small(tmp_path, rounds=1, train_fn=f"{HERE}:without_loss")
+        reasons = {f["reason"] for f in failures_of(tmp_path / "run")}
+        assert reasons and all(
+            "train-fn must return a dict with a 'loss', got None" in r for r in reasons
+        )
 
 
 def entry_point(folder, group, name, value):
