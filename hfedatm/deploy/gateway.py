@@ -37,6 +37,11 @@ _ALLOWED = re.compile(r"/health|/v1/fleet/[a-z-]+")
 MAX_BODY = 64 * 2**20
 # Seconds that a request for work is kept, and between two looks.
 KEPT, LOOK_AGAIN = 10.0, 0.5
+# What Flower leaves unsaid when it refuses.
+_MEANING = {
+    "/v1/fleet/activate-node": ": it does not know this node's key, or still hears from it",
+    "/v1/fleet/register-node": ": a node without a key is not let in",
+}
 # Headers that describe one connection rather than the message (RFC 9110, 7.6.1), and the framing
 # that the two HTTP libraries write themselves.
 _CONNECTION_HEADERS = {
@@ -84,7 +89,13 @@ def build(upstream: str, ca_file: str | None = None, max_body: int = MAX_BODY) -
             log.warning("the SuperLink at %s does not answer: %r", upstream, error)
             return PlainTextResponse("the SuperLink does not answer", 502)
         if answer.status_code >= 400:
-            log.warning("%s from %s: %s", answer.status_code, request.client, request.url.path)
+            log.warning(
+                "the SuperLink refused %s from %s with %s%s",
+                request.url.path,
+                request.client.host if request.client else "?",
+                answer.status_code,
+                _MEANING.get(request.url.path, ""),
+            )
         response = Response(answer.content, answer.status_code)
         response.raw_headers += _end_to_end(answer.headers.raw)
         return response
