@@ -109,5 +109,8 @@ def assign(
         objective = sinkhorn_plan(cost, reg, iterations).to(torch.float64).mul_(-n)
         tie /= reg  # a mass is at most one here, and exp(-D / reg) turns errors of D into this
     objective.diagonal().sub_(tie)
+    favourites = objective.argmin(1)
+    if len(favourites.unique()) == n:  # no two rows want the same column: nothing to solve
+        return favourites
     _, columns = linear_sum_assignment(objective.numpy())
     return torch.from_numpy(np.asarray(columns, dtype=np.int64))
