@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-marked lint bench docs clean
+.PHONY: install demo test test-marked test-docker lint bench docs clean
 
 install: $(VENV)/.installed
 
@@ -19,8 +19,11 @@ demo: install      ## three tiers on the embedded data set, by Flower's own simu
 test: install      ## the ordinary tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not e2e and not docker"
 
-test-marked: install  ## long training, real processes and containers
-	$(BIN)/python -m pytest --reruns 1 -m "slow or e2e or docker"  # a busy machine may miss a deadline once
+test-marked: install  ## long training and real processes; a busy machine may miss a deadline once
+	$(BIN)/python -m pytest --reruns 1 -m "(slow or e2e) and not docker"
+
+test-docker: install  ## containers; needs a Docker engine
+	$(BIN)/python -m pytest -m docker
 
 lint: install
 	$(BIN)/ruff check . && $(BIN)/mypy
