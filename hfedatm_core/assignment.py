@@ -110,7 +110,7 @@ def assign(
         tie /= reg  # a mass is at most one here, and exp(-D / reg) turns errors of D into this
     objective.diagonal().sub_(tie)
     favourites = objective.argmin(1)
-    if len(favourites.unique()) == n:  # no two rows want the same column: nothing to solve
+    if len(torch.unique(favourites)) == n:  # no two rows want the same column: nothing to solve
         return favourites
     _, columns = linear_sum_assignment(objective.numpy())
     return torch.from_numpy(np.asarray(columns, dtype=np.int64))
