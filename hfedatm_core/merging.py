@@ -67,6 +67,12 @@ class Merged:
     permutations: dict[str, dict[str, Tensor]]
     average: dict[str, Tensor] = field(default_factory=dict)
 
+    @property
+    def moved(self) -> int:
+        """Number of channels that alignment put elsewhere, over all stations and groups."""
+        stations = self.report.stations.values()
+        return sum(group.moved for groups in stations for group in groups.values())
+
 
 def merge(
     updates: Iterable[Update] | Callable[[], Iterable[Update]],

@@ -177,8 +177,7 @@ class HFedATMStrategy(Strategy):
             self.rule.restore(rule_before)
             return None, None
         self.record["merge"] = merged.report.to_dict()
-        groups = [g for groups in merged.report.stations.values() for g in groups.values()]
-        self.record["moved"] = sum(group.moved for group in groups)
+        self.record["moved"] = merged.moved
         if self.look:
             self.look.finish(merged)
         broadcast = self.rule.next_start(merged)

@@ -35,6 +35,9 @@ def reproduce(
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one CPU thread each.")] = 1,
     lambdas: Annotated[str, typer.Option(help="Heterogeneities; default: the table's.")] = "",
     targets: Annotated[str, typer.Option(help="Unseen domains; default: each in turn.")] = "",
+    row: Annotated[
+        list[str] | None, typer.Option(help="Only this row; may be given several times.")
+    ] = None,
     output: Annotated[Path, typer.Option(help="Folder of cells and tables.")] = Path("reproduced"),
     paper: Annotated[
         Path | None, typer.Option(help="YAML file of published figures to set beside ours.")
@@ -69,6 +72,7 @@ def reproduce(
         _numbers("--seeds", seeds, int),
         _numbers("--lambdas", lambdas, float) or None,
         [name.strip() for name in targets.split(",") if name.strip()] or None,
+        row,
     )
     console = Console()
     failed = {}

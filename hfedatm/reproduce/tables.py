@@ -77,8 +77,9 @@ def make(
     seeds: Sequence[int],
     lambdas: Sequence[float] | None = None,
     targets: Sequence[str] | None = None,
+    only: Sequence[str] | None = None,
 ) -> Table:
-    """Return a table; ``given`` are settings of every run in it."""
+    """Return a table; ``given`` are settings of every run in it, ``only`` the rows to keep."""
     if name not in TABLES:
         raise UserError(f"table: got {name!r}; available: {', '.join(TABLES)}")
     if dataset not in PRESETS:
@@ -93,7 +94,11 @@ def make(
         f"λ = {lam:g}": {d: {"lambda": lam, "target-domain": d} for d in domains}
         for lam in (lambdas or preferred)
     }
-    return Table(name, title, rows(base), columns, tuple(seeds), base)
+    found = rows(base)
+    if wrong := [label for label in only or () if label not in found]:
+        raise UserError(f"--row: got {wrong[0]!r}; available: {'; '.join(found)}")
+    chosen = {label: row for label, row in found.items() if not only or label in only}
+    return Table(name, title, chosen, columns, tuple(seeds), base)
 
 
 def conditions(table: Table) -> str:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from hfedatm_core import Merged, Update, merge
 from server_app.rules.base import Rule, Situation, State
+
+
+Broadcast = Literal["auto", "merged", "average"]
 
 
 @dataclass
@@ -28,8 +31,10 @@ class HFedATM(Rule):
     beta_end
         Share in the last round, reached in equal steps; -1 keeps ``beta`` throughout.
     broadcast
-        What the stations start the next round from: the published model (``merged``) or ``A``
-        (``average``): two models a round, the one best merged, the other best trained on.
+        What the stations start the next round from: the published model (``merged``, as in the
+        paper), ``A`` (``average``): two models a round, the one best merged, the other best
+        trained on; or, ``auto``, ``A`` unless alignment had to move a channel, because the
+        mean of stations that do not share a start is no model to train on.
     every
         Merge by RegMean in every n-th round and in the last, average in between; no Gram is sent
         in a round that needs none.
@@ -43,7 +48,7 @@ class HFedATM(Rule):
 
     beta: float = 1.0
     beta_end: float = -1.0
-    broadcast: Literal["merged", "average"] = "merged"
+    broadcast: Broadcast = "merged"
     every: int = 1
     momentum: float = 0.0
 
@@ -53,8 +58,10 @@ class HFedATM(Rule):
             raise ValueError(
                 f"beta and beta_end must lie in [0, 1], got {self.beta} and {self.beta_end}"
             )
-        if self.broadcast not in ("merged", "average"):
-            raise ValueError(f"broadcast must be 'merged' or 'average', got {self.broadcast!r}")
+        if self.broadcast not in get_args(Broadcast):
+            raise ValueError(
+                f"broadcast must be one of {', '.join(get_args(Broadcast))}, got {self.broadcast!r}"
+            )
         if self.every < 1 or not 0 <= self.momentum < 1:
             raise ValueError(
                 f"every must be at least 1 and momentum in [0, 1), got {self.every} and "
@@ -92,10 +99,11 @@ class HFedATM(Rule):
         beta = self._share(situation)
         if beta != 1.0:
             merged = replace(merged, state=_between(merged.average, merged.state, beta))
-        self._start = merged.average if self.broadcast == "average" else merged.state
+        average_out = self.broadcast == "average" or (self.broadcast == "auto" and not merged.moved)
+        self._start = merged.average if average_out else merged.state
         if self.momentum:
             self._start = self._moved(situation.previous, self._start)
-            if self.broadcast == "merged":
+            if not average_out:
                 merged = replace(merged, state=self._start)
         return merged
 

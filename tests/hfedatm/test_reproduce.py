@@ -207,6 +207,14 @@ def test_unknown_names_are_refused_with_what_there_is():
         tables.make("ablation", "packs", {}, [0])
     with pytest.raises(UserError, match="dataset"):
         tables.make("ablation", "pacs", {"preset": "demo"}, [0])
+    with pytest.raises(UserError, match="w/o RegMean"):
+        tables.make("ablation", "digits", {}, [0], only=["HFedATN"])
+
+
+def test_rows_can_be_chosen_and_their_cells_stay_the_same():
+    some = tables.make("ablation", "digits", {}, [0], only=["HFedATM", "Avg"])
+    assert list(some.rows) == ["Avg", "HFedATM"]
+    assert set(some.cells()) < set(tables.make("ablation", "digits", {}, [0]).cells())
 
 
 @pytest.fixture

@@ -61,6 +61,24 @@ def test_average_is_sent_out_while_the_merged_model_is_published(tmp_path):
     assert torch.equal(last_model(both)["0.weight"], last_model(average)["0.weight"])
 
 
+def test_auto_sends_the_average_out_while_stations_need_no_alignment(tmp_path):
+    auto = run_small(tmp_path, "auto", rule_params="broadcast=auto")
+    average = run_small(tmp_path, "average", rule_params="broadcast=average")
+    assert [r["moved"] for r in read_rounds(auto)] == [0, 0]
+    assert_same_model(auto, average)
+
+
+def test_auto_sends_the_merged_model_out_where_stations_had_to_be_aligned(tmp_path):
+    start = {"station_start": "own", "station_assignment": "mixed"}
+    auto = run_small(tmp_path, "auto", rule_params="broadcast=auto", **start)
+    merged = run_small(tmp_path, "merged", rule_params="broadcast=merged", **start)
+    average = run_small(tmp_path, "average", rule_params="broadcast=average", **start)
+    assert read_rounds(auto)[0]["moved"] > 0
+    losses = {f: [s["loss"] for s in read_rounds(f)[-1]["per_station"]] for f in (auto, merged)}
+    assert losses[auto] == losses[merged]
+    assert losses[auto] != [s["loss"] for s in read_rounds(average)[-1]["per_station"]]
+
+
 def test_no_gram_is_sent_in_a_round_that_merges_none(tmp_path):
     folder = run_small(tmp_path, rounds=3, rule_params="every=2")
     sent = [sum(s["gram-bytes-up"] for s in r["per_station"]) > 0 for r in read_rounds(folder)]
