@@ -18,6 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from hfedatm.errors import UserError
 from hfedatm.privacy import check_privacy_settings
 
+LONGEST = 1e9
+"""Seconds a time limit may have; a longer one overflows Python's own."""
+
 
 class SettingsError(UserError):
     """A setting is unknown, malformed or out of bounds."""
@@ -97,6 +100,11 @@ class Settings(BaseModel):
     client_fraction: float = Field(
         1.0, gt=0, le=1, description="share of clients per station round"
     )
+    broadcast: Literal["auto", "merged", "average"] = Field(
+        "auto",
+        description="what hfedatm's stations go on from: the published model, the aligned "
+        "stations' mean, or the mean unless alignment moved a channel",
+    )
     evaluate_every: int = Field(1, ge=1, description="evaluate in every n-th round and in the last")
 
     # --- alignment (FOT)
@@ -158,13 +166,19 @@ class Settings(BaseModel):
 
     # --- where it runs, what happens when a node fails
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")
-    threads: int = Field(1, ge=0, description="CPU threads per client; 0 leaves it to torch")
-    seed: int = Field(0, ge=0, lt=2**63)
-    client_timeout: float = Field(600.0, gt=0, description="seconds a station waits for a client")
-    station_timeout: float = Field(
-        7200.0, gt=0, description="seconds the server waits for a station"
+    threads: int = Field(
+        1, ge=0, le=1024, description="CPU threads per client; 0 leaves it to torch"
     )
-    join_timeout: float = Field(120.0, gt=0, description="seconds to wait for nodes at the start")
+    seed: int = Field(0, ge=0, lt=2**63)
+    client_timeout: float = Field(
+        600.0, gt=0, le=LONGEST, description="seconds a station waits for a client"
+    )
+    station_timeout: float = Field(
+        7200.0, gt=0, le=LONGEST, description="seconds the server waits for a station"
+    )
+    join_timeout: float = Field(
+        120.0, gt=0, le=LONGEST, description="seconds to wait for nodes at the start"
+    )
     client_quorum: float = Field(
         0.5, ge=0, le=1, description="share of the asked clients that must answer"
     )
@@ -189,6 +203,10 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        for name, value in self:
+            if isinstance(value, int) and value >= 2**63:
+                key = Settings.model_fields[name].alias
+                raise ValueError(f"{key}: got {value}; must be below 2^63")
         if self.regmean_bias == "exact" and self.regmean_conv:
             raise ValueError("regmean-conv: not available together with regmean-bias = 'exact'")
         for key in ("dataset_params", "model_params", "client_params", "rule_params"):
@@ -262,14 +280,31 @@ def validate(values: Mapping[str, Any]) -> Settings:
 
 def load_presets() -> dict[str, dict[str, Any]]:
     """Rows of the table of hyper-parameters; a row may be ``based-on`` another."""
-    table = yaml.safe_load(_table_path().read_text(encoding="utf-8"))["presets"]
+    path = _table_path()
+    table = read_yaml(path).get("presets", {})
 
-    def row(name: str) -> dict[str, Any]:
+    def row(name: str, *above: str) -> dict[str, Any]:
+        if name not in table or name in above:
+            raise SettingsError(
+                f"{path}: preset {above[-1]!r} is based on {name!r}, "
+                f"which {'leads back to it' if name in above else 'is not there'}"
+            )
         own = dict(table[name] or {})
         base = own.pop("based-on", None)
-        return {**(row(base) if base else {}), **own}
+        return {**(row(base, *above, name) if base else {}), **own}
 
     return {name: row(name) for name in table}
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the ``key: value`` lines of a YAML file."""
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from None
+    if not isinstance(loaded, dict):
+        raise SettingsError(f"{path}: must hold 'key: value' lines")
+    return {str(key): value for key, value in loaded.items()}
 
 
 def _table_path() -> Path:

@@ -182,24 +182,21 @@ def _options(base: Given) -> dict[str, Given]:
     rows: dict[str, Given] = {"Avg": {"server-rule": "avg"}}
     variants: dict[str, Given] = {
         "HFedATM": {},
-        "publish merged, broadcast average": {"rule-params": "broadcast=average"},
-        "β = 0.5": {"rule-params": "beta=0.5"},
-        "β from 1 to 0": {"rule-params": "beta=1,beta_end=0"},
-        "β from 0 to 1": {"rule-params": "beta=0,beta_end=1"},
         "Grams at the station model": {"gram-model": "station"},
         "RegMean on convolutions": {"regmean-conv": True},
+        "both of these": {"gram-model": "station", "regmean-conv": True},
         "exact bias": {"regmean-bias": "exact"},
         "γ by examples": {"regmean-weights": "examples"},
         "α = 0.25": {"alpha": 0.25},
         "ridge 0.1": {"ridge": 0.1},
-        "server momentum 0.5": {"rule-params": "momentum=0.5"},
-        "merge every 2nd round": {"rule-params": "every=2"},
         "align all units": {"ot-scope": "all"},
-        "all of: average out, station Grams, convolutions": {
-            "rule-params": "broadcast=average",
-            "gram-model": "station",
-            "regmean-conv": True,
-        },
+        "merged sent out (paper)": {"broadcast": "merged"},
+        "merged out, every 2nd round": {"broadcast": "merged", "rule-params": "every=2"},
+        "merged out, β = 0.5": {"broadcast": "merged", "rule-params": "beta=0.5"},
+        "merged out, β from 1 to 0": {"broadcast": "merged", "rule-params": "beta=1,beta_end=0"},
+        "merged out, β from 0 to 1": {"broadcast": "merged", "rule-params": "beta=0,beta_end=1"},
+        "merged out, momentum 0.5": {"broadcast": "merged", "rule-params": "momentum=0.5"},
+        "merged out, convolutions": {"broadcast": "merged", "regmean-conv": True},
     }
     return rows | {label: {"server-rule": "hfedatm", **v} for label, v in variants.items()}
 

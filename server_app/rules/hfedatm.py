@@ -1,20 +1,19 @@
 """HFedATM: align the stations' channels by optimal transport, then merge by RegMean.
 
-As it stands, and as in the paper, the merged model is published and sent to the stations. The
-parameters below study what lies between that and plain averaging; all are off by default.
+The merged model is published. What the stations go on from is the setting ``broadcast``: by default
+the mean of the aligned stations, because RegMean makes the better model and the mean the better
+start; but the merged model where a channel had to be moved, because the mean of stations that do
+not share a start is no model to train on. The paper sends the merged model out in every round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar
 
 from hfedatm_core import Merged, Update, merge
 from server_app.rules.base import Rule, Situation, State
-
-
-Broadcast = Literal["auto", "merged", "average"]
 
 
 @dataclass
@@ -30,11 +29,6 @@ class HFedATM(Rule):
         Share of RegMean in round 1; 1 is the paper's merge, 0 the mean of the aligned stations.
     beta_end
         Share in the last round, reached in equal steps; -1 keeps ``beta`` throughout.
-    broadcast
-        What the stations start the next round from: the published model (``merged``, as in the
-        paper), ``A`` (``average``): two models a round, the one best merged, the other best
-        trained on; or, ``auto``, ``A`` unless alignment had to move a channel, because the
-        mean of stations that do not share a start is no model to train on.
     every
         Merge by RegMean in every n-th round and in the last, average in between; no Gram is sent
         in a round that needs none.
@@ -48,7 +42,6 @@ class HFedATM(Rule):
 
     beta: float = 1.0
     beta_end: float = -1.0
-    broadcast: Broadcast = "merged"
     every: int = 1
     momentum: float = 0.0
 
@@ -57,10 +50,6 @@ class HFedATM(Rule):
         if not 0 <= self.beta <= 1 or not (self.beta_end == -1 or 0 <= self.beta_end <= 1):
             raise ValueError(
                 f"beta and beta_end must lie in [0, 1], got {self.beta} and {self.beta_end}"
-            )
-        if self.broadcast not in get_args(Broadcast):
-            raise ValueError(
-                f"broadcast must be one of {', '.join(get_args(Broadcast))}, got {self.broadcast!r}"
             )
         if self.every < 1 or not 0 <= self.momentum < 1:
             raise ValueError(
@@ -99,7 +88,7 @@ class HFedATM(Rule):
         beta = self._share(situation)
         if beta != 1.0:
             merged = replace(merged, state=_between(merged.average, merged.state, beta))
-        average_out = self.broadcast == "average" or (self.broadcast == "auto" and not merged.moved)
+        average_out = s.broadcast == "average" or (s.broadcast == "auto" and not merged.moved)
         self._start = merged.average if average_out else merged.state
         if self.momentum:
             self._start = self._moved(situation.previous, self._start)
@@ -108,7 +97,7 @@ class HFedATM(Rule):
         return merged
 
     def next_start(self, merged: Merged) -> State:
-        """Return the model chosen by ``broadcast``."""
+        """Return the model chosen by the setting ``broadcast``."""
         return self._start
 
     def remember(self) -> State:

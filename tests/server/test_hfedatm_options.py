@@ -15,16 +15,23 @@ import hfedatm.runtime.local as local
 from hfedatm.assembly import build_rule
 from hfedatm.errors import UserError
 from hfedatm.results import RunFolder, read_rounds
+from hfedatm.settings import resolve
 
 
 def rule_of(params: str, name: str = "hfedatm"):
     return build_rule(small_settings(server_rule=name, rule_params=params))
 
 
-def test_defaults_are_the_papers_merge(tmp_path):
+def test_parameters_are_off_by_default(tmp_path):
     plain = run_small(tmp_path, "plain")
-    spelt = run_small(tmp_path, "spelt", rule_params="beta=1,broadcast=merged,every=1,momentum=0")
+    spelt = run_small(tmp_path, "spelt", rule_params="beta=1,every=1,momentum=0")
     assert_same_model(plain, spelt)
+
+
+def test_the_papers_presets_send_the_merged_model_out():
+    assert resolve({"preset": "paper"}).broadcast == "merged"
+    assert resolve({"preset": "pacs-lenet5"}).broadcast == "merged"
+    assert resolve({}).broadcast == "auto"
 
 
 def test_without_any_regmean_it_is_the_ablation_that_leaves_it_out(tmp_path):
@@ -52,7 +59,7 @@ def test_scheduled_beta_ends_where_it_should(tmp_path):
 
 
 def test_average_is_sent_out_while_the_merged_model_is_published(tmp_path):
-    both = run_small(tmp_path, "both", rule_params="broadcast=average")
+    both = run_small(tmp_path, "both", broadcast="average")
     # The stations never see the merged model: their last round is that of the ablation.
     average = run_small(tmp_path, "average", server_rule="hfedatm-no-regmean")
     ours, theirs = (read_rounds(folder)[-1]["per_station"] for folder in (both, average))
@@ -62,17 +69,17 @@ def test_average_is_sent_out_while_the_merged_model_is_published(tmp_path):
 
 
 def test_auto_sends_the_average_out_while_stations_need_no_alignment(tmp_path):
-    auto = run_small(tmp_path, "auto", rule_params="broadcast=auto")
-    average = run_small(tmp_path, "average", rule_params="broadcast=average")
+    auto = run_small(tmp_path, "auto", broadcast="auto")
+    average = run_small(tmp_path, "average", broadcast="average")
     assert [r["moved"] for r in read_rounds(auto)] == [0, 0]
     assert_same_model(auto, average)
 
 
 def test_auto_sends_the_merged_model_out_where_stations_had_to_be_aligned(tmp_path):
     start = {"station_start": "own", "station_assignment": "mixed"}
-    auto = run_small(tmp_path, "auto", rule_params="broadcast=auto", **start)
-    merged = run_small(tmp_path, "merged", rule_params="broadcast=merged", **start)
-    average = run_small(tmp_path, "average", rule_params="broadcast=average", **start)
+    auto = run_small(tmp_path, "auto", broadcast="auto", **start)
+    merged = run_small(tmp_path, "merged", broadcast="merged", **start)
+    average = run_small(tmp_path, "average", broadcast="average", **start)
     assert read_rounds(auto)[0]["moved"] > 0
     losses = {f: [s["loss"] for s in read_rounds(f)[-1]["per_station"]] for f in (auto, merged)}
     assert losses[auto] == losses[merged]
@@ -87,11 +94,12 @@ def test_no_gram_is_sent_in_a_round_that_merges_none(tmp_path):
 
 def test_momentum_moves_on_in_the_direction_of_the_last_step(tmp_path):
     start = tiny_net_state()
-    one = last_model(run_small(tmp_path, "one", rounds=1, schedule="constant"))
-    rule = {"rule_params": "momentum=0.5", "schedule": "constant"}
+    given = {"schedule": "constant", "broadcast": "merged"}
+    one = last_model(run_small(tmp_path, "one", rounds=1, **given))
+    rule = {"rule_params": "momentum=0.5", **given}
     first = last_model(run_small(tmp_path, "first", rounds=1, **rule))
     assert all(torch.allclose(first[n], one[n], atol=1e-6) for n in one)
-    two = last_model(run_small(tmp_path, "two", rounds=2, schedule="constant"))
+    two = last_model(run_small(tmp_path, "two", rounds=2, **given))
     moved = last_model(run_small(tmp_path, "moved", rounds=2, **rule))
     for name in two:
         expected = two[name] + 0.5 * (one[name] - start[name])
@@ -105,9 +113,9 @@ def tiny_net_state():
     return build_model(settings, load_data(settings).spec, build_method(settings)).state_dict()
 
 
-@pytest.mark.parametrize("params", ["broadcast=average", "momentum=0.5"])
-def test_resumed_run_equals_the_uninterrupted_one(tmp_path, monkeypatch, params):
-    whole = run_small(tmp_path, "whole", rounds=3, rule_params=params)
+@pytest.mark.parametrize("given", [{"broadcast": "average"}, {"rule_params": "momentum=0.5"}])
+def test_resumed_run_equals_the_uninterrupted_one(tmp_path, monkeypatch, given):
+    whole = run_small(tmp_path, "whole", rounds=3, **given)
     save = RunFolder.save_round
 
     def save_and_stop(self, record, *rest):
@@ -117,7 +125,7 @@ def test_resumed_run_equals_the_uninterrupted_one(tmp_path, monkeypatch, params)
 
     monkeypatch.setattr(RunFolder, "save_round", save_and_stop)
     with pytest.raises(KeyboardInterrupt):
-        run_small(tmp_path, "stopped", rounds=3, rule_params=params)
+        run_small(tmp_path, "stopped", rounds=3, **given)
     monkeypatch.setattr(RunFolder, "save_round", save)
     local.run_locally({"resume": str(tmp_path / "stopped")})
     assert_same_model(whole, tmp_path / "stopped")
@@ -143,7 +151,6 @@ def test_grams_at_the_station_model_are_those_of_an_only_client(tmp_path):
     [
         ("beta=1.5", "beta"),
         ("beta_end=-0.5", "beta_end"),
-        ("broadcast=both", "broadcast"),
         ("every=0", "every"),
         ("momentum=1", "momentum"),
     ],
