@@ -1,13 +1,14 @@
 r"""Accuracy on the unseen domain against the privacy budget of the whole run.
 
-    python benchmarks/privacy_accuracy.py rounds=3 local-epochs=2 evaluate-every=3
-    python benchmarks/privacy_accuracy.py --name pacs preset=pacs-lenet5 data-dir=~/data \
-        stations=4 clients-per-station=3 rounds=4 station-rounds=1 local-epochs=1 lr=0.05 \
-        momentum=0.9 evaluate-every=4
+    python benchmarks/privacy_accuracy.py rounds=5 local-epochs=2 evaluate-every=5
+    python benchmarks/privacy_accuracy.py --name pacs preset=pacs-lenet5-small data-dir=~/data \
+        rounds=8 local-epochs=1 lr=0.05 evaluate-every=8
     python benchmarks/privacy_accuracy.py --draw                           # draw again
 
 Example-level noise on the Grams, once added in full by every client (local) and once shared out
-among the clients of a secure sum. Two runs without noise show the frame: RegMean at epsilon =
+among the clients of a secure sum. Grams are released in the last round only (``every`` of the rule):
+training goes on from the mean, which needs none, so the whole budget is left for the one merge that
+is kept. Two runs without noise show the frame: RegMean at epsilon =
 infinity, and plain averaging, which needs no Grams and so spends nothing. All on the same seeds.
 ``docs/assets/privacy-<name>.json`` holds the numbers and grows as runs end; runs that are in it are
 not repeated. ``docs/assets/privacy-<name>.png`` is the picture.
@@ -54,9 +55,11 @@ def measure(path: Path, seeds: int, epsilons: tuple[float, ...], assignments: li
     from hfedatm.cli.run import read_settings
     from hfedatm.results import read_rounds
     from hfedatm.runtime.local import run_locally
+    from hfedatm.settings import resolve
 
     # Both kinds of noise weigh clients by examples, as a shared noise requires.
     given = {"gram-weights": "examples", "diagnostics": False} | read_settings(None, assignments)
+    rounds = resolve(given).rounds
     shown = {key: value for key, value in given.items() if key != "data-dir"}
     record = json.loads(path.read_text()) if path.is_file() else {"settings": shown, "runs": []}
     if record["settings"] != shown:
@@ -68,6 +71,8 @@ def measure(path: Path, seeds: int, epsilons: tuple[float, ...], assignments: li
         with tempfile.TemporaryDirectory() as folder:
             os.environ["HFEDATM_STATE"] = f"{folder}/state"
             own = {"seed": run["seed"], "output": folder, "run-name": "run"}
+            if "server-rule" not in run["settings"]:
+                own["rule-params"] = f"every={rounds}"
             run_locally({**given, **run["settings"], **own})
             last = read_rounds(Path(folder) / "run")[-1]
         record["runs"].append(
