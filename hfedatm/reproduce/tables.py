@@ -23,6 +23,7 @@ PRESETS = {
     "office-home": "office-home-lenet5",
     "terra-incognita": "terra-incognita-lenet5",
     "amazon": "amazon-minilm",
+    "amazon-features": "amazon-features-mlp",
 }
 METHODS = {"FedAvg": "fedavg", "FedProx": "fedprox", "FedSR": "fedsr", "FedIIR": "fediir"}
 ABLATION = {
@@ -139,6 +140,9 @@ def _architectures(base: Given) -> dict[str, Given]:
     }
     if resolve(base).dataset == "amazon":
         models = {"MiniLM": {"model": "minilm"}}
+    if resolve(base).dataset == "amazon-features":
+        hidden = {"linear head": 0, "1 hidden layer": 1, "2 hidden layers": 2}
+        models = {k: {"model": "mlp", "model-params": f"layers={n}"} for k, n in hidden.items()}
     return {
         f"{label} + {rule_label}": {**model, "server-rule": rule}
         for label, model in models.items()

@@ -12,6 +12,7 @@ from hfedatm_core.discovery import suggest
 
 Inputs = Tensor | dict[str, Tensor]
 Batch = tuple[Inputs, Tensor]
+SHAPES = {"image": "(channels, height, width)", "text": "(tokens,)", "vector": "(features,)"}
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,11 @@ class DataSpec:
     Attributes
     ----------
     kind
-        ``"image"`` or ``"text"``.
+        ``"image"``, ``"text"``, or ``"vector"`` (tables, features of a frozen network).
     num_classes
         Number of classes; targets are ``0 .. num_classes - 1``.
     input_shape
-        One example: ``(channels, height, width)`` or ``(tokens,)``.
+        One example: ``(channels, height, width)``, ``(tokens,)`` or ``(features,)``.
     class_names
         One name per class, or empty.
     vocab_size
@@ -36,7 +37,7 @@ class DataSpec:
         Per-channel constants; a stored uint8 image reaches the model as ``(x/255 - mean) / std``.
     """
 
-    kind: Literal["image", "text"]
+    kind: Literal["image", "text", "vector"]
     num_classes: int
     input_shape: tuple[int, ...]
     class_names: tuple[str, ...] = ()
@@ -47,8 +48,8 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         """Refuse a description that contradicts itself."""
-        if self.kind not in ("image", "text"):
-            raise ValueError(f"kind must be 'image' or 'text', not {self.kind!r}")
+        if self.kind not in SHAPES:
+            raise ValueError(f"kind must be one of {', '.join(SHAPES)}, not {self.kind!r}")
         if self.num_classes < 2:
             raise ValueError(f"num_classes must be at least 2, not {self.num_classes}")
         if self.class_names and len(self.class_names) != self.num_classes:
@@ -57,9 +58,9 @@ class DataSpec:
             )
         dimensions = 3 if self.kind == "image" else 1
         if len(self.input_shape) != dimensions or min(self.input_shape) < 1:
-            expected = "(channels, height, width)" if self.kind == "image" else "(tokens,)"
             raise ValueError(
-                f"input_shape of {self.kind} data must be {expected}, not {self.input_shape}"
+                f"input_shape of {self.kind} data must be {SHAPES[self.kind]}, "
+                f"not {self.input_shape}"
             )
         if self.kind == "text" and (self.vocab_size is None or self.vocab_size < 1):
             raise ValueError(f"text data needs a positive vocab_size, not {self.vocab_size}")
@@ -75,7 +76,7 @@ class DataSpec:
         """Return small valid inputs, always the same ones, for tracing a model."""
         generator = torch.Generator().manual_seed(0)
         shape = (batch, *self.input_shape)
-        if self.vocab_size is None or self.kind == "image":
+        if self.vocab_size is None or self.kind != "text":
             return torch.randn(shape, generator=generator)
         return {
             "input_ids": torch.randint(self.vocab_size, shape, generator=generator),

@@ -22,6 +22,6 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def require_kind(spec: DataSpec, kind: str, model: str) -> None:
-    """Refuse data of the other kind: images for a text model or text for an image model."""
+    """Refuse data of another kind, such as images for a text model."""
     if spec.kind != kind:
         raise ValueError(f"model {model!r} takes {kind} data, but the data set holds {spec.kind}s")

@@ -34,11 +34,15 @@ class MeanPooledClassifier(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return the logits, ``batch x classes``."""
-        encoded = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
-        mask = attention_mask.unsqueeze(-1).to(encoded.last_hidden_state.dtype)
-        pooled = (encoded.last_hidden_state * mask).sum(1) / mask.sum(1).clamp(min=1)
-        logits: Tensor = self.head(pooled)
+        logits: Tensor = self.head(mean_pooled(self.encoder, input_ids, attention_mask))
         return logits
+
+
+def mean_pooled(encoder: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """Return the mean of each text's token vectors, padding left out."""
+    tokens: Tensor = encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+    mask = attention_mask.unsqueeze(-1).to(tokens.dtype)
+    return (tokens * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
 def build(spec: DataSpec, *, weights: str = PACKAGE, freeze: bool = False) -> nn.Module:

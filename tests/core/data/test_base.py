@@ -142,7 +142,7 @@ def test_a_domain_refuses_inputs_without_targets():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "sound"}, "kind must be 'image' or 'text'"),
+        ({"kind": "sound"}, "kind must be one of image, text, vector"),
         ({"num_classes": 1}, "at least 2"),
         ({"input_shape": (4, 4)}, "(channels, height, width)"),
         ({"class_names": ("a",)}, "1 class names were given for 3 classes"),
