@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import torch
+from scipy.linalg import get_lapack_funcs
 from torch import Tensor
 
 
@@ -26,37 +27,27 @@ def diagonal_positions(dim: int) -> Tensor:
 
 def pack(matrix: Tensor) -> Tensor:
     """Copy the upper triangle of a square matrix, row by row, into one vector."""
-    source = matrix.detach().cpu().numpy()
-    return torch.from_numpy(np.concatenate([source[i, i:] for i in range(len(source))]))
+    source = _numbers(matrix)
+    # LAPACK counts by columns: what we call the upper triangle of a matrix is its lower one.
+    (to_packed,) = get_lapack_funcs(("trttp",), dtype=source.dtype)
+    return torch.from_numpy(to_packed(source.T, "L")[0])
 
 
-def upper_blocks(triangle: Tensor, size: int = 256) -> Iterator[tuple[int, Tensor]]:
-    """Yield ``(i, matrix[i : i + size, i:])`` from a packed triangle, diagonal blocks in full.
-
-    A block is valid until the next one is asked for: all use the same memory.
-    """
-    dim = triangle_dim(triangle.numel())
-    source, offset = triangle.numpy(), 0
-    room = torch.empty(min(size, dim), dim, dtype=triangle.dtype)
-    for i in range(0, dim, size):
-        block = room[: dim - i, i:]
-        target = block.numpy()
-        for row in range(len(block)):
-            count = dim - i - row
-            target[row, row:] = source[offset : offset + count]
-            offset += count
-        square = block[:, : len(block)]
-        square.copy_(square.triu() + square.triu(1).T)
-        yield i, block
+def unpack_upper(triangle: Tensor) -> Tensor:
+    """Return a square matrix with this upper triangle; what is below the diagonal is arbitrary."""
+    source = _numbers(triangle)
+    (to_full,) = get_lapack_funcs(("tpttr",), dtype=source.dtype)
+    return torch.from_numpy(to_full(triangle_dim(len(source)), source, "L")[0].T)
 
 
-def unpack(triangle: Tensor) -> Tensor:
+def unpack(triangle: Tensor, block: int = 256) -> Tensor:
     """Rebuild the full symmetric matrix from its packed upper triangle."""
-    dim = triangle_dim(triangle.numel())
-    matrix = torch.empty(dim, dim, dtype=triangle.dtype)
-    for i, block in upper_blocks(triangle):
-        matrix[i : i + len(block), i:] = block
-        matrix[i:, i : i + len(block)] = block.T
+    matrix = unpack_upper(triangle)
+    for i in range(0, len(matrix), block):
+        rows = matrix[i : i + block, i:]
+        square, rest = rows[:, : len(rows)], rows[:, len(rows) :]
+        square.copy_(square.triu() + square.triu(1).T)
+        matrix[i + len(rows) :, i : i + len(rows)] = rest.T
     return matrix
 
 
@@ -153,3 +144,8 @@ class FactorStack:
         factor, lost = compress(stacked, rank)
         self._parts.append(factor)
         self.lost = max(self.lost, lost)
+
+
+def _numbers(values: Tensor) -> Any:
+    kind = torch.float64 if values.dtype == torch.float64 else torch.float32
+    return values.detach().to("cpu", kind).numpy()

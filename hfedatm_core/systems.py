@@ -80,14 +80,13 @@ class CholeskySystem(CheckedSystem):
         self._matrix.diagonal().add_(shift)
         # SciPy's LAPACK takes half the time of torch's for wide layers. A symmetric matrix is its
         # own transpose, which LAPACK, in column order, reads without a copy.
-        (potrf,) = get_lapack_funcs(("potrf",), dtype=self._matrix.numpy().dtype)
-        lower, info = potrf(self._matrix.numpy().T, lower=True, clean=False)
+        potrf, self._potrs = get_lapack_funcs(("potrf", "potrs"), dtype=self._matrix.numpy().dtype)
+        self._lower, info = potrf(self._matrix.numpy().T, lower=True, clean=False)
         if info != 0:
             raise ValueError("the matrix is not positive definite")
-        self._lower = torch.from_numpy(lower)
 
     def _invert(self, right: Tensor) -> Tensor:
-        return torch.cholesky_solve(right.T, self._lower).T
+        return torch.from_numpy(self._potrs(self._lower, right.numpy().T, lower=True)[0].T)
 
     def _apply(self, solution: Tensor) -> Tensor:
         return solution @ self._matrix
