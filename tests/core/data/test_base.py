@@ -194,7 +194,7 @@ def test_an_unknown_data_set_lists_what_there_is():
     with pytest.raises(ValueError) as caught:
         data.load("office-hom")
     message = str(caught.value)
-    names = "amazon, digits, digits4, folder, office-home, pacs, terra-incognita"
+    names = "amazon, amazon-features, digits, digits4, folder, office-home, pacs, terra-incognita"
     assert names in message and "Did you mean 'office-home'?" in message
     with pytest.raises(ValueError, match="unknown data set 'base'"):
         data.load("base")
