@@ -75,13 +75,25 @@ def run_link(machine: Machine, isolation: str | None, superexec_secret: str | No
         signal.signal(number, lambda caught, _: link.send_signal(caught))
     while link.poll() is None and not healthy(machine, "gateway"):
         time.sleep(0.3)
-    if machine.secrets is not None:
-        folders = (machine.secrets / "nodes", Path("/nodes"))  # the second on Kubernetes
-        for key in sorted(key for folder in folders for key in folder.glob("*.pub")):
-            if link.poll() is None:
-                flower.register_node(key, machine.name)
-    ENROLLED.touch()
+    enrolled: set[Path] = set()
+    while link.poll() is None:
+        if _enrol(machine, enrolled):
+            ENROLLED.touch()
+        time.sleep(1)  # `hfedatm scaffold` may bring more keys at any time
     return link.wait()
+
+
+def _enrol(machine: Machine, enrolled: set[Path]) -> bool:
+    """Make keys that are not among ``enrolled`` known to the link; say whether all are now."""
+    folders = [] if machine.secrets is None else [machine.secrets / "nodes", Path("/nodes")]
+    keys = {key for folder in folders for key in folder.glob("*.pub")}  # /nodes on Kubernetes
+    for key in sorted(keys - enrolled):
+        try:
+            flower.register_node(key, machine.name)
+            enrolled.add(key)
+        except flower.FlowerError as error:
+            print(f"{key.name} is not let in: {error}", file=sys.stderr)
+    return keys <= enrolled
 
 
 def healthy(machine: Machine, kind: str) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,23 +67,20 @@ class Processes:
     def down(self, patience: float = 10.0) -> list[str]:
         """End the processes and what they started; return the names of those that were alive."""
         living = self.living()
-        # Nodes first: they say goodbye to their link.
-        order = sorted(living, key=lambda name: ("-node" not in name, "-gateway" not in name))
         # Flower's helpers have nothing left to do without their parent, but are slow to see it.
-        family = [child for name in order for child in living[name].children(recursive=True)]
-        ended = [living[name] for name in order]
-        for process in ended:
-            _signal(process, "terminate")
-        _, stubborn = psutil.wait_procs(ended, timeout=patience)
-        for process in stubborn + family:
-            _signal(process, "kill")
-        psutil.wait_procs(stubborn + family, timeout=patience)
+        family = [child for each in living.values() for child in each.children(recursive=True)]
+        # Tier by tier: a node says goodbye to its link, through the gateway, before it ends.
+        deadline = time.monotonic() + patience
+        for kind in ("node", "gateway", "link"):
+            ending = [each for name, each in living.items() if name.endswith(f"-{kind}")]
+            _end(ending, "terminate", max(0.0, deadline - time.monotonic()))
+        _end([*living.values(), *family], "kill", patience)
         self.record.unlink(missing_ok=True)
-        return order
+        return list(living)
 
 
-def _signal(process: psutil.Process, how: str) -> None:
-    try:
-        getattr(process, how)()
-    except psutil.NoSuchProcess:
-        pass
+def _end(processes: list[psutil.Process], how: str, patience: float) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            getattr(process, how)()
+    psutil.wait_procs(processes, timeout=patience)
