@@ -18,10 +18,11 @@ import hfedatm_core.models
 import server_app.rules
 from client_app.methods.base import Method
 from hfedatm.errors import UserError
-from hfedatm.plugins import check_call, construct, find_class, find_function
+from hfedatm.plugins import calling, check_call, construct, find_class, find_function
 from hfedatm.seeding import derive, seed_torch
 from hfedatm.settings import Settings, parse_params
 from hfedatm_core import Gram, collect_grams
+from hfedatm_core.collect import forward
 from hfedatm_core.data import DataSpec, DomainData
 from hfedatm_core.discovery import check_options
 from server_app.rules.base import Rule
@@ -37,11 +38,9 @@ def _load(dataset: str, params: str, data_dir: str) -> DomainData:
     load = find_function("dataset", dataset, hfedatm_core.data, "load", "hfedatm.datasets")
     check_call("dataset", load, "load(data_dir, **params) -> DomainData", "data_dir")
     options = parse_params(params)
-    try:
-        check_options(load, options, f"data set {dataset!r}", reserved=("data_dir",))
+    _check_options("dataset", load, options, f"data set {dataset!r}", "data_dir")
+    with calling("dataset", dataset):
         data: Any = load(data_dir or None, **options)
-    except (ValueError, TypeError, OSError) as error:
-        raise UserError(f"dataset: {error}") from error
     if not isinstance(data, DomainData):
         raise UserError(f"dataset: {dataset!r} returned {type(data).__name__}, not a DomainData")
     return data
@@ -83,10 +82,8 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         own = () if station is None else ("station", station)
         seed_torch(derive(settings.seed, "model", *own))
-        try:
+        with calling("model", settings.model):
             model: Any = build(spec)
-        except (ValueError, TypeError, OSError) as error:
-            raise UserError(f"model: {error}") from error
         if not isinstance(model, nn.Module):
             raise UserError(
                 f"model: {settings.model!r} returned {type(model).__name__}, not a Module"
@@ -95,7 +92,8 @@ def build_model(
             from hfedatm_core.privacy.dpsgd import fix_model  # late: Opacus is slow to import
 
             model = fix_model(model)
-        return method.adapt(model)
+        with calling("client-method", settings.client_method):
+            return method.adapt(model)
 
 
 @cache
@@ -104,11 +102,31 @@ def _builder(name: str, params: str) -> Callable[[DataSpec], Any]:
     build = find_function("model", name, hfedatm_core.models, "build", "hfedatm.models")
     check_call("model", build, "build(spec, **params) -> torch.nn.Module", "spec")
     options = parse_params(params)
-    try:
-        check_options(build, options, f"model {name!r}", reserved=("spec",))
-    except ValueError as error:
-        raise UserError(f"model: {error}") from error
+    _check_options("model", build, options, f"model {name!r}", "spec")
     return partial(build, **options)
+
+
+def _check_options(
+    setting: str, function: Callable[..., Any], options: dict[str, Any], owner: str, given: str
+) -> None:
+    try:
+        check_options(function, options, owner, reserved=(given,))
+    except ValueError as error:
+        raise UserError(f"{setting}-params: {error}") from None
+
+
+def try_model(settings: Settings, model: nn.Module, spec: DataSpec) -> None:
+    """Refuse a model that does not turn examples of the data into one score per class."""
+    example = spec.example()
+    with calling("model", settings.model), torch.no_grad():
+        scores: Any = forward(model.eval(), example)
+    model.train()
+    shape = tuple(getattr(scores, "shape", ()))
+    if shape != (2, spec.num_classes):
+        raise UserError(
+            f"model: {settings.model!r} turns 2 examples into a {type(scores).__name__} of shape "
+            f"{shape}; needed is a Tensor of shape {(2, spec.num_classes)}: one score per class"
+        )
 
 
 def example_grams(settings: Settings, model: nn.Module, spec: DataSpec) -> dict[str, Gram]:

@@ -10,12 +10,12 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import ValidationError
-from safetensors.torch import load_file
 from torch import nn
 
 from hfedatm.assembly import build_method, build_model, build_rule, load_data
 from hfedatm.errors import UserError
 from hfedatm.privacy import statement
+from hfedatm.results import load_weights, read_tensors
 from hfedatm.runs import Run
 from hfedatm.settings import Settings
 from hfedatm_core.data import DataSpec
@@ -40,7 +40,7 @@ def export_run(run: Run, which: str, folder: Path, onnx: bool = False) -> list[P
     settings = _settings(run)
     spec = load_data(settings).spec
     model = build_model(settings, spec, build_method(settings))
-    model.load_state_dict(load_file(weights))
+    load_weights(model, read_tensors(weights)[0], weights)
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "model.safetensors", folder / "README.md", folder / "settings.json"]
     shutil.copyfile(weights, files[0])

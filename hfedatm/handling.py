@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-import traceback
 from collections.abc import Callable
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from hfedatm.errors import explain
 
 Handler = Callable[[Message, Context], RecordDict]
 
@@ -26,11 +27,5 @@ def answering(handler: Handler) -> Callable[[Message, Context], Message]:
 
 def reply_with_failure(message: Message, error: BaseException) -> Message:
     """Answer with the error itself, so that the person who started the run sees it."""
-    last = traceback.extract_tb(error.__traceback__)[-1:]
-    where = (
-        f" ({last[0].name}, {last[0].filename.rsplit('/', 1)[-1]}:{last[0].lineno})" if last else ""
-    )
-    reason = f"{type(error).__name__}: {error}{where}"
-    return Message(
-        RecordDict({"failure": ConfigRecord({"reason": reason[:4000]})}), reply_to=message
-    )
+    reason = explain(error)[:4000]
+    return Message(RecordDict({"failure": ConfigRecord({"reason": reason})}), reply_to=message)

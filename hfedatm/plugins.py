@@ -10,14 +10,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
-from hfedatm.errors import UserError
+from hfedatm.errors import UserError, explain
 from hfedatm_core.discovery import find, suggest
 
 OWN = "Your own is written 'package.module:name'."
@@ -81,6 +82,10 @@ def import_object(setting: str, path: str) -> Any:
             f"{setting}: cannot import {module_name!r} ({error}); install the package that has it "
             "where the run takes place, on every node"
         ) from error
+    except (Exception, SystemExit) as error:  # a script may end the process when it is imported
+        raise PluginError(
+            f"{setting}: importing {module_name!r} failed: {explain(error)}"
+        ) from error
     try:
         return getattr(module, attribute)
     except AttributeError:
@@ -99,6 +104,19 @@ def check_call(setting: str, function: Callable[..., Any], signature: str, *args
             f"{setting}: {name}{inspect.signature(function)} cannot be called as needed ({error}); "
             f"it must be {signature}"
         ) from None
+
+
+@contextmanager
+def calling(setting: str, name: str) -> Iterator[None]:
+    """Turn whatever the code that a setting names raises into one message that names both."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        # Built-ins say what is wrong in words; other people's errors need their kind and place.
+        worded = ":" not in name and isinstance(error, ValueError | TypeError | OSError)
+        raise PluginError(f"{setting}: {error if worded else explain(error)}") from error
 
 
 def construct(setting: str, cls: Any, params: dict[str, Any]) -> Any:
@@ -124,7 +142,7 @@ def _from_elsewhere(setting: str, name: str, package: ModuleType, group: str) ->
     if name.replace("-", "_").lower() in {m.name for m in pkgutil.iter_modules(package.__path__)}:
         return None
     for point in entry_points(group=group, name=name):
-        return point.load()
+        return import_object(setting, f"{point.module}:{point.attr}")
     return None
 
 

@@ -17,15 +17,16 @@ import os
 import platform
 import re
 import secrets
+import shutil
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from hfedatm.errors import UserError
 from hfedatm.settings import Settings, validate
@@ -80,7 +81,9 @@ class RunFolder:
         path = Path(resume).expanduser().resolve()
         if not (path / "config.json").is_file():
             raise UserError(f"resume: {path} is not a run's folder (it has no config.json)")
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = read_json(path / "config.json")
+        if not {"settings", "id"} <= config.keys():
+            raise UserError(f"resume: {path / 'config.json'} has no 'settings' or no 'id'")
         stored = config["settings"]
         asked = {k: v for k, v in given.items() if v != "" and k not in ("resume", "output")}
         now = validate({**stored, **asked}).as_config()
@@ -91,6 +94,11 @@ class RunFolder:
                     f"{now[key]!r}"
                 )
         return cls(path, validate(stored), config["id"])
+
+    def discard_unless_begun(self) -> None:
+        """Remove the folder if no round of the run is finished."""
+        if not (self.path / "last.safetensors").is_file():
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def save_round(self, record: Mapping[str, Any], model: State, server: State) -> None:
         """Finish a round: keep the model and what the server must remember, then add the line."""
@@ -116,8 +124,7 @@ class RunFolder:
         last = self.path / "last.safetensors"
         if not last.is_file():
             return 0, {}, {}
-        with safe_open(last, "pt") as file:
-            meta = file.metadata()
+        model, meta = read_tensors(last)
         number = int(meta["round"])
         finished = [r for r in self.rounds() if r["round"] < number]
         rounds = self.path / "rounds.jsonl"
@@ -127,7 +134,7 @@ class RunFolder:
         )
         part.replace(rounds)
         server = self.path / f"server-{number}.safetensors"
-        return number, load_file(last), load_file(server) if server.is_file() else {}
+        return number, model, read_tensors(server)[0] if server.is_file() else {}
 
     def rounds(self) -> list[dict[str, Any]]:
         """Return the lines so far; a half-written last line is left out."""
@@ -149,13 +156,49 @@ def read_rounds(folder: Path) -> list[dict[str, Any]]:
     path = folder / "rounds.jsonl"
     if not path.is_file():
         return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    try:
+        text = path.read_text(encoding="utf-8")
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return [dict(json.loads(line)) for line in lines]
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} cannot be read: each line must be JSON ({error})") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object a JSON file holds."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: must hold a JSON object")
+    return value
 
 
 def _source_accuracy(record: Mapping[str, Any]) -> float | None:
     source = record.get("source")
     return None if source is None else float(source["accuracy"])
+
+
+def read_tensors(path: Path) -> tuple[State, dict[str, str]]:
+    """Return the tensors and the metadata of a safetensors file."""
+    try:
+        with safe_open(path, "pt") as file:
+            meta = file.metadata() or {}
+        return load_file(path), meta
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+
+
+def load_weights(model: nn.Module, state: State, path: Path) -> None:
+    """Give a model the weights that were read from a file."""
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(
+            f"{path} does not fit the model; has its code changed since, or is it of another run? "
+            f"{error}"
+        ) from None
 
 
 def _save(path: Path, state: State, metadata: dict[str, str] | None = None) -> None:

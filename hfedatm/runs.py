@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hfedatm.errors import UserError
-from hfedatm.results import read_rounds
+from hfedatm.results import read_json, read_rounds
 
 Status = Literal["finished", "running", "silent"]
 PATIENCE = 4  # a round that takes this many times the longest so far is no longer expected
@@ -97,13 +96,10 @@ def read_run(where: str | Path) -> Run:
     """Read a run's folder; a bare name is looked for in ``results``."""
     path = find_run(where)
     summary = path / "summary.json"
-    try:
-        rounds = read_rounds(path)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path / 'rounds.jsonl'}: not JSON ({error})") from None
-    return Run(
-        path, _read(path / "config.json"), rounds, _read(summary) if summary.is_file() else None
-    )
+    config = read_json(path / "config.json")
+    if not isinstance(config.get("settings"), dict):
+        raise UserError(f"{path / 'config.json'} has no 'settings': it is not a run's")
+    return Run(path, config, read_rounds(path), read_json(summary) if summary.is_file() else None)
 
 
 def find_run(where: str | Path) -> Path:
@@ -129,13 +125,3 @@ def newest_run(folder: Path = Path("results")) -> Path:
 
 def _runs_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: must hold a JSON object")
-    return value

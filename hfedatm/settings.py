@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from hfedatm.errors import UserError
 from hfedatm.privacy import check_privacy_settings
 
-LONGEST = 1e9
-"""Seconds a time limit may have; a longer one overflows Python's own."""
+LONGEST = 7 * 24 * 3600
+"""Seconds a time limit may have."""
 
 
 class SettingsError(UserError):
@@ -193,7 +193,9 @@ class Settings(BaseModel):
     # --- results
     output: str = Field("results", description="folder that holds one folder per run")
     run_name: str = Field(
-        "", pattern=r"^[A-Za-z0-9._-]*$", description="name of the run's folder; empty makes one"
+        "",
+        pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]*)?$",
+        description="name of the run's folder; empty makes one",
     )
     resume: str = Field("", description="folder of a run to continue")
     diagnostics: bool = Field(

@@ -17,8 +17,8 @@ def main(grid: Grid, context: Context) -> None:
     from server_app.topology import stations_of
 
     try:
-        folder = open_run(context.run_config)
-        run_rounds(folder, stations_of(grid, folder.settings))
+        with open_run(context.run_config) as folder:
+            run_rounds(folder, stations_of(grid, folder.settings))
     except UserError as error:
         # Raised, not exited with: Flower would take the end of the thread for a finished run.
         print(f"hfedatm: {error}", flush=True)

@@ -63,7 +63,11 @@ class RoundKeeper:
         self._trackers.finish(summary)
         log.info(outcome(summary, rounds, self._folder.path))
         if rounds and all("kept" in record for record in rounds):
-            raise UserError(f"no round changed the model; round 1: {rounds[0]['kept']}")
+            first = rounds[0]["failures"][0]
+            raise UserError(
+                f"no round changed the model; round 1: {rounds[0]['kept']}; first failure: "
+                f"{first['node']}: {first['reason']}"
+            )
         return summary
 
     def _evaluate(self, arrays: ArrayRecord) -> dict[str, Any]:

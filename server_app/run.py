@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ from hfedatm.assembly import (
     load_data,
     pick_device,
     target_domain,
+    try_model,
 )
 from hfedatm.records import state_to_record
-from hfedatm.results import RunFolder
+from hfedatm.results import RunFolder, load_weights
 from hfedatm.settings import Settings, resolve
 from hfedatm.tracking import check_trackers
 from hfedatm_core import ChannelGraph
@@ -36,14 +38,24 @@ from server_app.strategy import HFedATMStrategy
 log = logging.getLogger("hfedatm")
 
 
-def open_run(given: Mapping[str, Any]) -> RunFolder:
-    """Return the folder of a new run, or of the one to resume; bad settings are refused here."""
+@contextmanager
+def open_run(given: Mapping[str, Any]) -> Iterator[RunFolder]:
+    """Open the folder of a new run, or of the one to resume; bad settings are refused here.
+
+    A new run that an error ends before its first round is finished leaves no folder behind.
+    """
     _narrate()
     if given.get("resume"):
-        return RunFolder.reopen(str(given["resume"]), given)
+        yield RunFolder.reopen(str(given["resume"]), given)
+        return
     settings = resolve(given)
     check(settings)
-    return RunFolder.create(settings)
+    folder = RunFolder.create(settings)
+    try:
+        yield folder
+    except Exception:
+        folder.discard_unless_begun()
+        raise
 
 
 def check(settings: Settings) -> None:
@@ -53,6 +65,7 @@ def check(settings: Settings) -> None:
     target_domain(settings, data)
     method = build_method(settings)
     model = build_model(settings, data.spec, method)
+    try_model(settings, model, data.spec)
     check_privacy(settings, build_rule(settings), method, model, data.spec)
     check_trackers(settings)
     if settings.train_fn:
@@ -67,7 +80,7 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
     model = build_model(settings, data.spec, method)
     done, state, remembered = folder.restore()
     if done:
-        model.load_state_dict(state)
+        load_weights(model, state, folder.path / "last.safetensors")
     strategy = make_strategy(folder, data.spec, method, model, done)
     strategy.restore(remembered)
     keeper = RoundKeeper(folder, strategy, model, data)

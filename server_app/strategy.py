@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from client_app.methods.base import Method
+from hfedatm.plugins import calling
 from hfedatm.privacy import is_private
 from hfedatm.records import (
     Failure,
@@ -31,7 +32,7 @@ from hfedatm.records import (
     take_each,
 )
 from hfedatm.settings import Settings
-from hfedatm_core import ChannelGraph, MeanAccumulator, Update
+from hfedatm_core import ChannelGraph, MeanAccumulator, Merged, Update
 from hfedatm_core.arrays import is_finite
 from server_app.diagnostics import RoundDiagnostics
 from server_app.rules.base import Rule, Situation
@@ -139,16 +140,16 @@ class HFedATMStrategy(Strategy):
         if self.settings.reference == "medoid":
             updates = list(updates)  # choosing the medoid needs all of them twice
         rule_before, why = self.rule.remember(), ""
-        try:
-            merged = self.rule.merge(
-                updates, Situation(self.settings, self.graph, self._reference, self._round)
-            )
-        except ValueError as error:
-            merged, why = None, f"merge: {error}"
+        with calling("server-rule", self.settings.server_rule):
+            try:
+                merged = self.rule.merge(
+                    updates, Situation(self.settings, self.graph, self._reference, self._round)
+                )
+                _check_merged(merged, self._reference)
+            except ValueError as error:
+                merged, why = None, f"merge: {error}"
         for _ in updates:  # a rule that stopped early leaves nobody waiting
             pass
-        if merged and (wrong := _not_finite(merged.state)):
-            merged, why = None, f"merge: {wrong} of the merged model is not finite"
         clients = sum(station["num-clients"] for station in stations)
         examples = sum(station["num-examples"] for station in stations)
         self.record |= {
@@ -313,6 +314,18 @@ class HFedATMStrategy(Strategy):
             )
 
 
-def _not_finite(state: State) -> str | None:
-    """Return the name of the first tensor that holds NaN or infinity."""
-    return next((name for name, value in state.items() if not is_finite(value)), None)
+def _check_merged(merged: Any, reference: State) -> None:
+    """Raise ``ValueError`` for a merged model that is not finite, ``TypeError`` for none at all."""
+    if not isinstance(merged, Merged):
+        raise TypeError(f"merge returned {type(merged).__name__}, not a Merged")
+    if _shapes(merged.state) != (needed := _shapes(reference)):
+        wrong = sorted(set(_shapes(merged.state).items()) ^ set(needed.items()))[0][0]
+        raise TypeError(f"merge returned a state that differs from the model in {wrong!r}")
+    for name, value in merged.state.items():
+        if not is_finite(value):
+            raise ValueError(f"{name} of the merged model is not finite")
+
+
+def _shapes(state: State) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor."""
+    return {name: tuple(value.shape) for name, value in state.items()}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hfedatm.cli.arguments import Assignments, ConfigFile
 from hfedatm.cli.run import read_settings
 from hfedatm.errors import UserError
 
@@ -24,10 +25,7 @@ MAX_ROWS = 256
 
 
 def audit(
-    assignments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE...", help="Settings, as for `hfedatm run`."),
-    ] = None,
+    assignments: Assignments = None,
     model: Annotated[str, typer.Option(help="Short for model=NAME.")] = "",
     data: Annotated[str, typer.Option(help="Short for dataset=NAME.")] = "",
     rows: Annotated[int, typer.Option(min=1, help="Examples the Gram is made of.")] = 16,
@@ -37,15 +35,12 @@ def audit(
         typer.Option(help="Model of a run (last.safetensors) instead of one trained here."),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the cosines to this file.")] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", "-c", help="YAML file of settings.", exists=True, dir_okay=False),
-    ] = None,
+    config: ConfigFile = None,
 ) -> None:
     """Reconstruct a client's activations from the Gram it would send.
 
-    Examples
-    --------
+    For example:
+
       hfedatm audit --model lenet5 --data digits --rows 16
 
       hfedatm audit privacy.mechanism=example privacy.epsilon=1 --rows 8 --plot audit.png

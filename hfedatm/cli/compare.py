@@ -9,12 +9,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hfedatm.cli.arguments import AsJson
+from hfedatm.cli.completion import complete_run
 from hfedatm.errors import UserError
 
 
 def compare(
-    runs: Annotated[list[str], typer.Argument(help="Folders or names of two or more runs.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="Folders or names of two or more runs.", autocompletion=complete_run),
+    ],
+    as_json: AsJson = False,
 ) -> None:
     """Show in which settings runs differ and who wins where.
 

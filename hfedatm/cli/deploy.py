@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from hfedatm.cli.arguments import Assignments, ConfigFile
 from hfedatm.errors import UserError
 
 Folder = Annotated[Path, typer.Option(help="Where the deployment keeps its state.")]
@@ -22,7 +23,14 @@ def up(
     patience: Annotated[float, typer.Option(help="Seconds until all must be up.")] = 300.0,
     folder: Folder = STATE,
 ) -> None:
-    """Start server, stations and clients as processes on this machine."""
+    """Start server, stations and clients as processes on this machine.
+
+    For example:
+
+      hfedatm up --stations 2 --clients 3
+
+      hfedatm submit rounds=3 && hfedatm down
+    """
     from hfedatm.deploy import local
 
     folder = folder.resolve()
@@ -32,7 +40,12 @@ def up(
 
 
 def down(folder: Folder = STATE) -> None:
-    """End exactly the processes that `hfedatm up` started."""
+    """End exactly the processes that 'hfedatm up' started.
+
+    For example:
+
+      hfedatm down
+    """
     from hfedatm.deploy.processes import Processes
 
     for name in Processes(folder.resolve()).down():
@@ -40,17 +53,20 @@ def down(folder: Folder = STATE) -> None:
 
 
 def submit(
-    assignments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE...", help="Settings, e.g. rounds=3 lr=0.1"),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", "-c", help="YAML file of settings.", exists=True, dir_okay=False),
-    ] = None,
+    assignments: Assignments = None,
+    config: ConfigFile = None,
     folder: Folder = STATE,
 ) -> None:
-    """Start a run on a deployment, show its log to the end, and exit 0 only if it completed."""
+    """Start a run on a deployment and show its log to the end.
+
+    Exit code: 0 when the run completed, 1 when it ended in another way, 2 when it cannot start.
+
+    For example:
+
+      hfedatm submit rounds=3
+
+      hfedatm submit --config my.yaml server-rule=avg
+    """
     from hfedatm.cli.run import read_settings
     from hfedatm.deploy import flower
 
@@ -77,7 +93,14 @@ def scaffold(
     only: Annotated[str, typer.Option(help="Write one machine's part: server, station-1, …")] = "",
     folder: Annotated[Path, typer.Option(help="Where to write.")] = Path("."),
 ) -> None:
-    """Write the Compose files for so many stations and clients, and make the secrets they lack."""
+    """Write the Compose files for so many stations and clients, and make the secrets they lack.
+
+    For example:
+
+      hfedatm scaffold --stations 3 --clients 4
+
+      hfedatm scaffold --stations 3 --host fl.example.org --only station-1
+    """
     from hfedatm.deploy import compose
 
     layout = compose.Layout(stations, clients, host, port, only)

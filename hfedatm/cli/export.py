@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from hfedatm.cli.arguments import OneRun
+
 
 def export(
-    run: Annotated[
-        str | None, typer.Argument(help="Folder or name of a run; default: the newest.")
-    ] = None,
+    run: OneRun = None,
     model: Annotated[
         Literal["best", "last"],
         typer.Option(help="The round with the best source-validation accuracy, or the last one."),

@@ -7,10 +7,15 @@ from typing import Annotated
 
 import typer
 
+from hfedatm.cli.completion import complete_run
+
 
 def report(
     runs: Annotated[
-        list[str] | None, typer.Argument(help="Folders or names of runs; default: the newest.")
+        list[str] | None,
+        typer.Argument(
+            help="Folders or names of runs; default: the newest.", autocompletion=complete_run
+        ),
     ] = None,
     output: Annotated[
         Path | None,

@@ -11,6 +11,8 @@ from typing import Annotated, TypeVar
 import typer
 from rich.console import Console
 
+from hfedatm.cli.arguments import Assignments
+from hfedatm.cli.completion import complete_table
 from hfedatm.cli.run import read_settings
 from hfedatm.errors import UserError
 
@@ -22,13 +24,11 @@ def reproduce(
         str,
         typer.Argument(
             help="main, architectures, ablation, hfl, independent, options, latency, "
-            "communication or privacy."
+            "communication or privacy.",
+            autocompletion=complete_table,
         ),
     ],
-    assignments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE...", help="Settings of every run in the table."),
-    ] = None,
+    assignments: Assignments = None,
     dataset: Annotated[str, typer.Option(help="Data set.")] = "digits",
     rounds: Annotated[int | None, typer.Option(help="Global rounds.")] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
@@ -51,8 +51,8 @@ def reproduce(
     It can be stopped at any time: finished runs are kept, an unfinished one goes on from its last
     round, and the same command continues.
 
-    Examples
-    --------
+    For example:
+
       hfedatm reproduce ablation
 
       hfedatm reproduce main --dataset pacs --rounds 20 --jobs 4 data-dir=~/data

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-import yaml
-
-from hfedatm.settings import SettingsError
+from hfedatm.cli.arguments import Assignments, ConfigFile
+from hfedatm.settings import SettingsError, read_yaml
 
 
 def run(
-    assignments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE...", help="Settings, e.g. rounds=3 lr=0.1"),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", "-c", help="YAML file of settings.", exists=True, dir_okay=False),
-    ] = None,
+    assignments: Assignments = None,
+    config: ConfigFile = None,
 ) -> None:
     """Run a federation in this process.
 
@@ -38,12 +30,7 @@ def run(
 
 def read_settings(config: Path | None, assignments: list[str]) -> dict[str, Any]:
     """Return what the user gave: the file's settings, overlaid by those on the command line."""
-    given: dict[str, Any] = {}
-    if config:
-        loaded = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
-        if not isinstance(loaded, dict):
-            raise SettingsError(f"{config}: must hold 'key: value' lines")
-        given |= {str(key): value for key, value in loaded.items()}
+    given = read_yaml(config) if config else {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from hfedatm.cli.arguments import AsJson
 from hfedatm.settings import describe
 
 
 def settings(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """List every setting with its default, what is allowed and what it means."""
+    """List every setting with its default, what is allowed and what it means.
+
+    For example:
+
+      hfedatm settings
+
+      hfedatm settings --json
+    """
     rows = describe()
     if as_json:
         typer.echo(json.dumps(rows, indent=2))

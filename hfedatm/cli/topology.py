@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.tree import Tree
 
+from hfedatm.cli.arguments import AsJson, Assignments, ConfigFile
 from hfedatm.cli.run import read_settings
 
 
 def topology(
-    assignments: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings of the run.")
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", "-c", help="YAML file of settings.", exists=True, dir_okay=False),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    assignments: Assignments = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Draw server, stations and clients, and how many examples of which domain each client holds.
 

@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from hfedatm.cli.arguments import OneRun
 from hfedatm.runs import Run, newest_run, read_run
 
 RECENT = 8  # rounds shown
@@ -22,9 +23,7 @@ SLOW = 2.0  # times the median station
 
 
 def watch(
-    run: Annotated[
-        str | None, typer.Argument(help="Folder or name of a run; default: the newest.")
-    ] = None,
+    run: OneRun = None,
     once: Annotated[bool, typer.Option("--once", help="Show the state now and return.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the state now as JSON.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,

@@ -18,10 +18,10 @@ from station_app.station import run_station
 
 def run_locally(given: Mapping[str, Any]) -> dict[str, Any]:
     """Run a federation here and return its summary."""
-    folder = open_run(given)
     # Flower's runtimes tell a process who it is before it may make a message; here that is us.
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
-    return run_rounds(folder, local_stations(folder.settings))
+    with open_run(given) as folder:
+        return run_rounds(folder, local_stations(folder.settings))
 
 
 def local_stations(settings: Settings) -> LocalStationsGrid:

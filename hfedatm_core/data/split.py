@@ -40,6 +40,12 @@ def client_shares(
     names = [data.key(name) for name in source_domains]
     if not names or len(set(names)) != len(names):
         raise ValueError(f"source domains must be given once each, got {list(source_domains)}")
+    total = sum(len(data.domains[name]) for name in names)
+    if num_clients > total:
+        raise ValueError(
+            f"{num_clients - total} of {num_clients} clients would hold no examples; use fewer "
+            f"clients for the {total} examples of {', '.join(names)}"
+        )
     counts = heterogeneous_partition([len(data.domains[n]) for n in names], num_clients, lam)
     shares: Shares = [{} for _ in range(num_clients)]
     for name, row in zip(names, counts, strict=True):
@@ -51,7 +57,6 @@ def client_shares(
                 share[name] = indices.clone()
     empty = [client for client, share in enumerate(shares) if not share]
     if empty:
-        total = sum(len(data.domains[name]) for name in names)
         raise ValueError(
             f"{len(empty)} of {num_clients} clients would hold no examples (the first is client "
             f"{empty[0]}); use fewer clients for the {total} examples of {', '.join(names)}"

@@ -80,7 +80,10 @@ def test_the_newest_run_is_the_default(hfedatm, results, monkeypatch, tmp_path):
         (lambda path: (path / "config.json").unlink(), "is not a run's folder"),
         (lambda path: (path / "config.json").write_text("{"), "config.json cannot be read"),
         (lambda path: (path / "config.json").write_text("[]"), "must hold a JSON object"),
-        (lambda path: (path / "rounds.jsonl").write_text("{\n"), "rounds.jsonl: not JSON"),
+        (
+            lambda path: (path / "rounds.jsonl").write_text("{\n"),
+            "rounds.jsonl cannot be read",
+        ),
     ],
 )
 def test_a_spoilt_folder_is_one_clear_message(broken_run, spoil, message):

@@ -1,0 +1,124 @@
+"""What the command line says of itself: help of everything, and what Tab offers."""
+
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from hfedatm.cli.main import typer_app
+from hfedatm.settings import keys, load_presets
+
+COMMANDS = typer.main.get_command(typer_app).commands
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_explains_every_argument_and_gives_an_example(name):
+    shown = CliRunner().invoke(typer_app, [name, "--help"], env={"COLUMNS": "300"})
+    assert shown.exit_code == 0
+    assert "For example:" in shown.output
+    assert f"hfedatm {name}" in shown.output.split("For example:")[1]
+    for parameter in COMMANDS[name].params:
+        assert parameter.help, f"{name}: {parameter.name} has no help"
+        assert parameter.help in shown.output  # click and typer must agree on where it is kept
+
+
+def offered(*words):
+    """Return what Tab offers after the last word, as bash asks for it."""
+    done = subprocess.run(
+        [Path(sys.executable).parent / "hfedatm"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ
+        | {
+            "_HFEDATM_COMPLETE": "complete_bash",
+            "COMP_WORDS": "\n".join(["hfedatm", *words]),
+            "COMP_CWORD": str(len(words)),
+        },
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout.split()
+
+
+@pytest.fixture
+def complete():
+    """Ask click's machinery in this process; one test below asks as a shell does."""
+    from click.shell_completion import ShellComplete
+
+    command = typer.main.get_command(typer_app)
+
+    def ask(*words):
+        shell = ShellComplete(command, {}, "hfedatm", "_HFEDATM_COMPLETE")
+        return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
+
+    return ask
+
+
+def test_commands_and_options(complete):
+    assert set(complete("")) == set(COMMANDS)
+    assert complete("re") == ["report", "reproduce"]
+    assert "--config" in complete("run", "--")
+    assert set(complete("export", "--model", "")) == {"best", "last"}
+
+
+def test_settings(complete):
+    for command in ("run", "check", "topology", "submit", "audit"):
+        assert complete(command, "") == [f"{key}=" for key in keys()]
+    assert complete("run", "rounds=3", "clients-p") == ["clients-per-station="]
+    assert complete("reproduce", "main", "ot-s") == ["ot-solver=", "ot-scope="]
+
+
+def test_values(complete):
+    assert complete("run", "preset=") == [f"preset={name}" for name in sorted(load_presets())]
+    assert complete("run", "ot-solver=") == ["ot-solver=sinkhorn", "ot-solver=exact"]
+    assert complete("run", "dp-sgd=t") == ["dp-sgd=true"]
+    assert complete("run", "rounds=") == ["rounds=5"]  # the default
+    assert complete("run", "no-such=") == []
+
+
+def test_built_in_names_are_those_that_can_be_used(complete):
+    import client_app.methods
+    import hfedatm_core.data
+    import hfedatm_core.models
+    import server_app.rules
+    from hfedatm_core.discovery import available
+
+    def names(package):
+        found = {info.name.replace("_", "-") for info in pkgutil.iter_modules(package.__path__)}
+        return found - {"base"}
+
+    def values(key):
+        return {offer.partition("=")[2] for offer in complete("run", f"{key}=")}
+
+    assert values("model") == set(available(hfedatm_core.models, "build"))
+    assert values("dataset") == set(available(hfedatm_core.data, "load"))
+    assert values("client-method") == names(client_app.methods)
+    assert values("server-rule") == names(server_app.rules)
+    assert values("track") == {"tensorboard", "mlflow", "wandb"}
+
+
+def test_bash_which_takes_the_equals_sign_for_a_word(complete):
+    assert complete("run", "ot-solver", "=") == ["sinkhorn", "exact"]
+    assert complete("run", "lr=0.1", "ot-solver", "=", "ex") == ["exact"]
+
+
+def test_runs_and_tables(complete, results, tmp_path, monkeypatch):
+    (tmp_path / "results").symlink_to(results)
+    monkeypatch.chdir(tmp_path)
+    for command in ("watch", "report", "compare", "export"):
+        assert complete(command, "avg") == ["avg-0", "avg-1"]
+    assert complete("compare", "avg-0", "results/h") == ["results/hfedatm-0", "results/hfedatm-1"]
+    assert complete("reproduce", "abl") == ["ablation"]
+
+
+def test_the_shell_gets_it_without_waiting_for_torch():
+    before = os.times().children_user
+    wanted = [f"preset={name}" for name in sorted(load_presets()) if name.startswith("pacs-")]
+    assert offered("run", "preset=pacs-") == wanted
+    assert "watch" in offered("w")
+    assert os.times().children_user - before < 4  # seconds of CPU for two; torch takes more
