@@ -19,7 +19,7 @@ def header(
     settings: Settings, target: str, data: DomainData, folder: Path, done: int, grams: bool
 ) -> str:
     """Return what is about to happen; ``grams`` tells whether clients send Gram matrices."""
-    sources = ", ".join(name for name in data.domains if name != target)
+    sources = ", ".join(name for name in data.domains if name != target) or "what the sites hold"
     lines = [
         f"HFedATM: {settings.stations} stations x {settings.clients_per_station} clients, "
         f"{settings.rounds} rounds x {settings.station_rounds} station rounds x "
