@@ -108,6 +108,10 @@ def test_all_are_healthy_confined_and_not_root(stack):
         assert re.search(r"CapEff:\s+0{16}", status) and re.search(r"NoNewPrivs:\s+1", status)
 
 
+def test_the_image_has_what_superexec_needs_on_kubernetes(stack):
+    stack.run_in("server", "python", "-c", "import kubernetes.client, kubernetes.config")
+
+
 def test_a_node_reaches_its_own_gateway_and_nothing_else(stack):
     links = ["server", "station-1", "station-2"]
     hosts = [*links, *(f"{link}-gateway" for link in links)]

@@ -1,5 +1,7 @@
 """The Kubernetes manifests are what Kubernetes and Flower's SuperExec accept."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,22 @@ def test_a_wrong_field_is_found():
 def test_superexec_accepts_its_configuration():
     (config,) = [o for o in OBJECTS if o["kind"] == "ConfigMap"]
     KubernetesExecutorConfig(**yaml.safe_load(config["data"]["executor.yaml"]))
+
+
+@pytest.mark.parametrize(
+    ("deployment", "program"), [("superexec", "flower-superexec"), ("server", "flower-superlink")]
+)
+def test_flower_knows_the_options(deployment, program):
+    (pod,) = [
+        o for o in OBJECTS if (o["kind"], o["metadata"]["name"]) == ("Deployment", deployment)
+    ]
+    arguments = pod["spec"]["template"]["spec"]["containers"][0]["args"]
+    options = {argument.split("=")[0] for argument in arguments if argument.startswith("--")}
+    # What a container's link is given is handed on, one option under a name of our own.
+    options = {{"--superexec-secret": "--superexec-auth-secret-file"}.get(o, o) for o in options}
+    program = Path(sys.executable).with_name(program)
+    known = subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout
+    assert options and all(option in known.split() for option in options), options
 
 
 def test_what_is_mounted_is_there():
