@@ -88,7 +88,11 @@ def reproduce(
     typer.echo(text)
     typer.echo(f"Tables: {stem}.md, .tex, .png")
     if failed:
-        reasons = "\n".join(f"  {cell.key}: {reason}" for cell, reason in failed.items())
+        lines = [
+            f"  {reason} ({', '.join(cell.key for cell in failed if failed[cell] == reason)})"
+            for reason in dict.fromkeys(failed.values())
+        ]
+        reasons = "\n".join(lines)
         raise UserError(f"{len(failed)} runs failed; the same command tries them again\n{reasons}")
 
 

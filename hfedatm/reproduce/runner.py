@@ -57,6 +57,8 @@ def _each(cells: Sequence[Cell], folder: Path, jobs: int) -> Iterator[tuple[Cell
     pool = ProcessPoolExecutor(jobs, mp_context=context)
     waiting: dict[Future[None], Cell] = {}
     try:
+        for cell in {_data_of(cell): cell for cell in cells}.values():
+            pool.submit(_load, cell).result()  # data that is not there is said once, not per cell
         queue = iter(cells)
         for cell in queue:
             waiting[pool.submit(_run, folder, cell)] = cell
@@ -78,6 +80,17 @@ def _ended(waiting: dict[Future[None], Cell]) -> Iterator[tuple[Cell, str]]:
 
 def _run(folder: Path, cell: Cell) -> None:
     Store(folder).run(cell)
+
+
+def _load(cell: Cell) -> None:
+    from hfedatm.assembly import load_data
+
+    load_data(resolve(dict(cell.given)))
+
+
+def _data_of(cell: Cell) -> tuple[str, str, str]:
+    s = resolve(dict(cell.given))
+    return s.dataset, s.dataset_params, s.data_dir
 
 
 def _work(cell: Cell) -> float:

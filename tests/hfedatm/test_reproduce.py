@@ -295,6 +295,15 @@ def test_command_prints_and_writes_what_the_finished_cells_give(table, tmp_path)
         assert Path(tmp_path / f"ablation-digits{suffix}").is_file()
 
 
+def test_data_that_is_not_there_is_said_once_before_any_run(tmp_path, capsys):
+    cells = tables.make("ablation", "pacs", {"data-dir": str(tmp_path)}, [0, 1], None, None).cells()
+    with pytest.raises(UserError, match="^dataset: PACS") as caught:
+        runner.run_cells(cells, tmp_path / "out", 1, Console())
+    assert str(caught.value).count("PACS is not") == 1
+    assert "FAILED" not in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
 def test_command_refuses_seeds_that_are_no_numbers():
     result = CliRunner().invoke(typer_app, ["reproduce", "ablation", "--seeds", "a"])
     assert isinstance(result.exception, UserError)
