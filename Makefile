@@ -24,7 +24,7 @@ test-marked: install  ## long training and real processes; a busy machine may mi
 	$(BIN)/python -m pytest --reruns 1 -m "(slow or e2e) and not docker"
 
 test-docker: install  ## containers; needs a Docker engine
-	$(BIN)/python -m pytest -m docker
+	$(BIN)/python -m pytest -m docker tests/e2e
 
 lint: install
 	$(BIN)/ruff check . && $(BIN)/mypy

@@ -64,6 +64,17 @@ def test_plain_text_is_only_in_the_override(tmp_path):
     assert list(override["services"]) == Layout(2, 2).services
 
 
+def test_gpus_are_reserved_for_every_client_and_nobody_else(tmp_path):
+    layout = Layout(2, 3)
+    write_compose(tmp_path, layout)
+    override = yaml.safe_load((tmp_path / "docker-compose.gpu.yml").read_text())["services"]
+    reserving = {name for name, service in override.items() if "deploy" in service}
+    assert reserving == {name for name in layout.services if "-client-" in name}
+    (gpu,) = override["station-2-client-3"]["deploy"]["resources"]["reservations"]["devices"]
+    assert gpu["capabilities"] == ["gpu"]
+    assert "download.pytorch.org/whl/cpu" not in override["server"]["build"]["args"]["TORCH_INDEX"]
+
+
 def test_one_machines_part(tmp_path):
     layout = Layout(2, 1, host="fl.example.org", port=443, only="station-2")
     write_compose(tmp_path, layout)
