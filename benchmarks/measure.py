@@ -85,6 +85,8 @@ def paired(
     """
     if warm_up:  # what is paid once (imports, caches, page faults) is not compared
         ours(), theirs()
+    gc.collect()
+    gc.freeze()  # or else looking through all imported modules takes longer than many a job
     pairs = [(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(repeats)]
     ratios = sorted(a / b for a, b in pairs)
     return {
