@@ -22,16 +22,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from hfedatm.errors import UserError
 from hfedatm.settings import Settings, validate
 
-State = dict[str, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    State = dict[str, Tensor]
+
 PACKAGES = ("hfedatm", "flwr", "torch", "torchvision", "numpy", "POT", "opacus", "transformers")
 
 
@@ -182,6 +182,10 @@ def _source_accuracy(record: Mapping[str, Any]) -> float | None:
 
 def read_tensors(path: Path) -> tuple[State, dict[str, str]]:
     """Return the tensors and the metadata of a safetensors file."""
+    # late: what only looks at a run's JSON, such as `hfedatm watch`, does not wait for torch
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load_file
+
     try:
         with safe_open(path, "pt") as file:
             meta = file.metadata() or {}
@@ -202,6 +206,8 @@ def load_weights(model: nn.Module, state: State, path: Path) -> None:
 
 
 def _save(path: Path, state: State, metadata: dict[str, str] | None = None) -> None:
+    from safetensors.torch import save_file
+
     part = path.with_suffix(".part")
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, part, metadata)
     part.replace(path)

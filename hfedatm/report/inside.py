@@ -122,7 +122,7 @@ def distances(arrays: Arrays) -> str | None:
     with figure(7.0, 3.2) as drawn:
         for axes, when in zip(drawn.subplots(1, 2), ("before", "after"), strict=True):
             matrix = arrays[f"distance/{when}"]
-            _matrix(axes, np.where(off, matrix, np.nan), names, limits, "{:.2g}")
+            _matrix(axes, np.where(off, matrix, np.nan), names, limits, "{:.3g}")
             axes.set_title(f"{when} alignment: mean {matrix[off].mean():.3g}")
             axes.set_xlabel("station")
         return to_svg(drawn, "Distance between stations before and after alignment")

@@ -17,6 +17,7 @@ from helpers import failures_of, last_model
 
 from hfedatm.results import read_rounds
 from hfedatm.runtime.local import run_locally
+from hfedatm.scaffold import write_project
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
@@ -180,3 +181,14 @@ def test_private_and_secure_sums_come_out_the_same(flower, tmp_path):
     expected, found = last_model(tmp_path / "here"), last_model(tmp_path / "flower")
     for name, value in expected.items():
         assert torch.equal(found[name], value), name
+
+
+def test_the_starter_project_runs_at_once(flower, tmp_path):
+    project = tmp_path / "my-hospital"
+    write_project(project)
+    given = f'rounds=1 station-rounds=1 local-epochs=1 output="{tmp_path}" run-name="first"'
+    shown = flower("run", str(project), "--stream", "-c", given)
+    assert f"Results: {tmp_path / 'first'}" in shown, shown
+    assert flower.runs()[0]["status"] == "finished:completed"
+    assert failures_of(tmp_path / "first") == []
+    assert "my_hospital.model:build" in shown  # the project's own model, not a built-in one

@@ -173,8 +173,23 @@ def test_command_writes_into_the_run(hfedatm, results, tmp_path):
     assert (tmp_path / "x" / "page.html").read_text().startswith("<!doctype html>")
 
 
+def browser(tmp_path, *flags):
+    """Return how to call a browser that shows nothing and asks nobody."""
+    quiet = (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
+        "--disable-background-networking --disable-component-update --enable-logging=stderr --v=0 "
+        "--window-size=1100,3000"
+    ).split()
+    return [CHROMIUM, *quiet, *flags, f"--user-data-dir={tmp_path / 'profile'}"]
+
+
+NEEDS_BROWSER = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium here to open the page with; apt-get install chromium"
+)
+
+
 @pytest.mark.e2e
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here to open the page with")
+@NEEDS_BROWSER
 @pytest.mark.parametrize("scheme", [0, 1], ids=["dark", "light"])
 def test_a_browser_shows_it_without_complaint(results, tmp_path, scheme):
     path = tmp_path / "report.html"
@@ -190,12 +205,7 @@ def test_a_browser_shows_it_without_complaint(results, tmp_path, scheme):
     })</script></body>"""
     path.write_text(path.read_text().replace("</body>", probe))
     shot = tmp_path / "shot.png"
-    flags = (
-        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
-        "--disable-background-networking --disable-component-update --enable-logging=stderr --v=0 "
-        f"--blink-settings=preferredColorScheme={scheme} --window-size=1100,3000"
-    ).split()
-    common = [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'profile'}"]
+    common = browser(tmp_path, f"--blink-settings=preferredColorScheme={scheme}")
     dumped = subprocess.run(
         [*common, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120
     )
@@ -210,3 +220,22 @@ def test_a_browser_shows_it_without_complaint(results, tmp_path, scheme):
         [*common, f"--screenshot={shot}", path.as_uri()], capture_output=True, timeout=120
     )
     assert shot.stat().st_size > 50_000  # an empty page is far smaller
+
+
+@pytest.mark.e2e
+@NEEDS_BROWSER
+def test_what_is_folded_on_the_screen_is_printed(results, tmp_path):
+    runs = [read_run(results / name) for name in ("avg-0", "hfedatm-0")]
+    text = render(runs)
+    assert text.count("<details") > text.count("<details open")
+
+    def pages(name, html):
+        (tmp_path / f"{name}.html").write_text(html)
+        paper = tmp_path / f"{name}.pdf"
+        command = browser(tmp_path, f"--print-to-pdf={paper}", (tmp_path / f"{name}.html").as_uri())
+        subprocess.run(command, capture_output=True, timeout=120, check=True)
+        return len(re.findall(rb"/Type\s*/Page\b", paper.read_bytes()))
+
+    unfolded = pages("unfolded", re.sub("<details(?! open)", "<details open", text))
+    without = pages("without", re.sub("<details.*</details>", "", text, flags=re.DOTALL))
+    assert pages("as-it-is", text) == unfolded > without
