@@ -67,12 +67,16 @@ def sinkhorn_plan(cost: Tensor, reg: float = 0.05, iterations: int = 25) -> Tens
             warn=False,
         )
         return torch.from_numpy(plan)
-    kernel = shifted.div_(-reg).exp_()
-    u = torch.ones(n, dtype=kernel.dtype)
+    kernel = shifted.div_(-reg).exp_().numpy()
+    # NumPy spends less than torch on starting operations as small as these.
+    share = kernel.dtype.type(1.0 / n)
+    u = np.ones(n, dtype=kernel.dtype)
     for _ in range(iterations):
-        v = (1.0 / n) / (kernel.T @ u)
-        u = (1.0 / n) / (kernel @ v)
-    return kernel.mul_(u[:, None]).mul_(v)
+        v = share / (u @ kernel)
+        u = share / (kernel @ v)
+    kernel *= u[:, None]
+    kernel *= v
+    return torch.from_numpy(kernel)
 
 
 def assign(
