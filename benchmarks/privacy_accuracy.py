@@ -6,10 +6,10 @@ r"""Accuracy on the unseen domain against the privacy budget of the whole run.
     python benchmarks/privacy_accuracy.py --draw                           # draw again
 
 Example-level noise on the Grams, once added in full by every client (local) and once shared out
-among the clients of a secure sum. Grams are released in the last round only (``every`` of the rule):
-training goes on from the mean, which needs none, so the whole budget is left for the one merge that
-is kept. Two runs without noise show the frame: RegMean at epsilon =
-infinity, and plain averaging, which needs no Grams and so spends nothing. All on the same seeds.
+among the clients of a secure sum. Grams are released in the last round only (``every`` of the
+rule): training goes on from the mean, which needs none, so the whole budget is left for the one
+merge that is kept. Two runs without noise show the frame: RegMean at epsilon = infinity, and plain
+averaging, which needs no Grams and so spends nothing. All on the same seeds.
 ``docs/assets/privacy-<name>.json`` holds the numbers and grows as runs end; runs that are in it are
 not repeated. ``docs/assets/privacy-<name>.png`` is the picture.
 """
