@@ -60,6 +60,7 @@ class TestFiles:
         names = {path.name for path in folder.iterdir() if path.is_file()}
         assert names == {
             "config.json", "rounds.jsonl", "summary.json", "last.safetensors", "best.safetensors",
+            f"server-{ROUNDS}.safetensors",  # the mean that stations would go on from
         }  # fmt: skip
 
     def test_config_has_settings_versions_and_seed(self, folder):
