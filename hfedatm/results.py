@@ -4,6 +4,7 @@
 ``rounds.jsonl``       one line per finished round, flushed as it ends
 ``last.safetensors``   the model after the last finished round (its number is in the metadata)
 ``best.safetensors``   the model of the round with the best source-validation accuracy
+``server-N.safetensors``  what the rule must remember after round N; some rules remember nothing
 ``summary.json``       the outcome, written at the end
 
 A round is finished when ``last.safetensors`` has been replaced; that file also carries the round's
