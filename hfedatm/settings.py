@@ -128,7 +128,9 @@ class Settings(BaseModel):
     gram_batches: int = Field(0, ge=0, description="mini-batches a Gram is made of; 0 is all")
     gram_max_dim: int = Field(4096, ge=1, description="wider layers send a low-rank factor")
     gram_rank: int = Field(256, ge=1)
-    gram_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    gram_dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        "float16", description="of a Gram on the wire; 16 bits come with a scale per matrix"
+    )
     gram_min_rows: int = Field(64, ge=1, description="smaller Grams are refused unless DP is on")
 
     # --- privacy
