@@ -37,6 +37,7 @@ SMALL: dict[str, Any] = {
     "local-epochs": 1,
     "batch-size": 32,
     "device": "cpu",
+    "gram-dtype": "float32",  # so that what must be equal is so to float32, not to the wire's 16 bits
 }
 
 

@@ -45,7 +45,7 @@ def test_final_model_equals_the_in_process_run(deployment, tmp_path):
 
 def test_secure_aggregation_gives_the_same_model(deployment, tmp_path):
     """The very same as in process; without it, up to rounding, which RegMean's solve magnifies."""
-    given = SMALL | {"rounds": 1, "station-rounds": 1}
+    given = SMALL | {"rounds": 1, "station-rounds": 1, "gram-dtype": "float32"}
     secure = given | {"secure-aggregation": True}
     (only,) = deployment.submit("secure", **secure).wait()
     there = load_file(deployment.output / "secure/last.safetensors")
