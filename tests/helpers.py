@@ -37,7 +37,7 @@ SMALL: dict[str, Any] = {
     "local-epochs": 1,
     "batch-size": 32,
     "device": "cpu",
-    "gram-dtype": "float32",  # so that what must be equal is so to float32, not to the wire's 16 bits
+    "gram-dtype": "float32",  # what must be equal is not rounded to 16 bits
 }
 
 
