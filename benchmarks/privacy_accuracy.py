@@ -1,8 +1,9 @@
 r"""Accuracy on the unseen domain against the privacy budget of the whole run.
 
-    python benchmarks/privacy_accuracy.py rounds=5 local-epochs=2 evaluate-every=5
-    python benchmarks/privacy_accuracy.py --name pacs preset=pacs-lenet5-small data-dir=~/data \
-        rounds=8 local-epochs=1 lr=0.05 evaluate-every=8
+    python benchmarks/privacy_accuracy.py rounds=5 local-epochs=2 evaluate-every=5 \
+        gram-dtype=float32
+    python benchmarks/privacy_accuracy.py --name pacs --seeds 1 preset=pacs-lenet5-small \
+        data-dir=~/data rounds=6 local-epochs=1 lr=0.05 evaluate-every=6
     python benchmarks/privacy_accuracy.py --draw                           # draw again
 
 Example-level noise on the Grams, once added in full by every client (local) and once shared out

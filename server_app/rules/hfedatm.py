@@ -1,9 +1,9 @@
 """HFedATM: align the stations' channels by optimal transport, then merge by RegMean.
 
 The merged model is published. What the stations go on from is the setting ``broadcast``: by default
-the mean of the aligned stations, because RegMean makes the better model and the mean the better
-start; but the merged model where a channel had to be moved, because the mean of stations that do
-not share a start is no model to train on. The paper sends the merged model out in every round.
+the mean of the aligned stations, which was the better start on the data tried so far; but the
+merged model where a channel had to be moved, because the mean of stations that do not share a start
+is no model to train on. The paper sends the merged model out in every round.
 """
 
 from __future__ import annotations
