@@ -15,6 +15,7 @@ from hfedatm_core.channels import ChannelGraph
 from hfedatm_core.gram import Gram
 from hfedatm_core.layers import LayerMerger, LayerReport, check_grams, weight_layers
 from hfedatm_core.matching import Scope
+from hfedatm_core.normalisation import to_second_moments, to_variances
 
 Reference = Literal["first", "previous", "medoid"]
 Coefficients = Literal["clients", "examples"]
@@ -89,6 +90,7 @@ def merge(
     reg: float = 0.05,
     iterations: int = 25,
     margin: float = 0.0,
+    pool_variances: bool = False,
 ) -> Merged:
     """Merge station models into one, reading one update at a time.
 
@@ -118,6 +120,9 @@ def merge(
         Relative ridge of RegMean, see :func:`regmean`.
     solver, scope, reg, iterations, margin
         Passed to :func:`align`.
+    pool_variances
+        Merge BatchNorm's running variances as those of one data set made of the stations', which
+        adds how far their running means lie apart, instead of taking the mean.
     """
     if fot and graph is None:
         raise ValueError("fot needs the channel graph: pass ChannelGraph.trace(model, (inputs,))")
@@ -150,7 +155,8 @@ def merge(
             aligner = aligner_to(target)
             layers = LayerMerger(target) if regmean else None
         aligned = _align(aligner, update, who)
-        mean.add(aligned.state, update.num_examples, who)
+        state = to_second_moments(aligned.state) if pool_variances else aligned.state
+        mean.add(state, update.num_examples, who)
         if layers is not None:
             if aligner is None:  # which checks its Grams itself
                 check_grams(update.grams, update.state, who)
@@ -158,10 +164,12 @@ def merge(
             layers.add(who, aligned.state, aligned.grams, gamma)
         stations[who] = _group_reports(aligned)
         permutations[who] = aligned.permutations
-        del update, aligned  # so that two updates never meet in memory
+        del update, aligned, state  # so that two updates never meet in memory
     if not stations:
         raise ValueError("cannot merge: the list of updates is empty")
     merged = mean.result()
+    if pool_variances and target is not None:
+        merged = to_variances(merged, like=target)
     average = dict(merged)
     if layers is None:
         report = dict.fromkeys(weight_layers(merged), LayerReport("averaged", "RegMean is off"))

@@ -125,11 +125,22 @@ def _domains(dataset: str) -> list[str]:
 
 
 def _main(base: Given) -> dict[str, Given]:
+    methods: dict[str, Given] = {k: {"client-method": v} for k, v in METHODS.items()}
+    if norms := _with_batch_norm(base):
+        methods["gPerXAN, BatchNorm"] = {"client-method": "gperxan", **norms}
     return {
-        f"{label} + {rule_label}": {"client-method": method, "server-rule": rule}
-        for label, method in METHODS.items()
+        f"{label} + {rule_label}": {**method, "server-rule": rule}
+        for label, method in methods.items()
         for rule_label, rule in (("Avg", "avg"), ("HFedATM", "hfedatm"))
     }
+
+
+def _with_batch_norm(base: Given) -> Given:
+    """Return what gives the network the BatchNorm layers that gPerXAN mixes, if it can have any."""
+    s = resolve(base)
+    if s.model in ("lenet5", "vgg11"):
+        return {"model-params": ",".join(filter(None, [s.model_params, "batch_norm=true"]))}
+    return {"model": s.model} if s.model == "resnet18" else {}
 
 
 def _architectures(base: Given) -> dict[str, Given]:
@@ -202,6 +213,10 @@ def _options(base: Given) -> dict[str, Given]:
         "merged out, momentum 0.5": {"broadcast": "merged", "rule-params": "momentum=0.5"},
         "merged out, convolutions": {"broadcast": "merged", "regmean-conv": True},
     }
+    if norms := _with_batch_norm(base):
+        rows["BatchNorm + Avg"] = {"server-rule": "avg", **norms}
+        variants["BatchNorm + HFedATM"] = norms
+        variants["BatchNorm + variances pooled"] = norms | {"rule-params": "pool_variances=true"}
     return rows | {label: {"server-rule": "hfedatm", **v} for label, v in variants.items()}
 
 

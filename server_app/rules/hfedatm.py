@@ -34,6 +34,8 @@ class HFedATM(Rule):
         in a round that needs none.
     momentum
         Of the server: what is sent out moves by ``v <- momentum v + (new - previous)``.
+    pool_variances
+        Merge BatchNorm's variances as those of all stations' data together, not by their mean.
     """
 
     needs_grams: ClassVar[bool] = True
@@ -44,6 +46,7 @@ class HFedATM(Rule):
     beta_end: float = -1.0
     every: int = 1
     momentum: float = 0.0
+    pool_variances: bool = False
 
     def __post_init__(self) -> None:
         """Check the parameters."""
@@ -84,6 +87,7 @@ class HFedATM(Rule):
             margin=s.ot_margin,
             ridge=s.ridge,
             coefficients=s.regmean_weights,
+            pool_variances=self.pool_variances,
         )
         beta = self._share(situation)
         if beta != 1.0:
