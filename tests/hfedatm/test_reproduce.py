@@ -212,12 +212,12 @@ def test_unknown_names_are_refused_with_what_there_is():
 
 
 def test_gperxan_is_in_the_main_table_with_a_network_that_it_can_take():
-    rows = make("main", "digits", {}, seeds=[0]).rows
+    rows = tables.make("main", "digits", {}, seeds=[0]).rows
     assert rows["gPerXAN, BatchNorm + HFedATM"]["model-params"] == "batch_norm=true"
     given = {"preset": "pacs-vgg11", "model-params": "small_input=true"}
-    rows = make("main", "pacs", given, seeds=[0]).rows
+    rows = tables.make("main", "pacs", given, seeds=[0]).rows
     assert rows["gPerXAN, BatchNorm + Avg"]["model-params"] == "small_input=true,batch_norm=true"
-    text = make("main", "amazon-features", {}, seeds=[0]).rows
+    text = tables.make("main", "amazon-features", {}, seeds=[0]).rows
     assert not any("gPerXAN" in row for row in text)  # a network without images has none
 
 
