@@ -125,10 +125,10 @@ class Aligner:
     ) -> Alignment:
         """Align one station."""
         station = fit(state, self._reference, self._graph.kernels)
-        matches = self._matcher.match(station)
+        matches, reordered = self._matcher.match(station)
         moving = {name: match.permutation for name, match in matches.items() if match.moved}
         return Alignment(
-            state=self._graph.permute(station, moving),
+            state=reordered,
             grams=self._permuted_grams(grams or {}, state, moving),
             permutations={name: match.permutation for name, match in matches.items()},
             moved={name: match.moved for name, match in matches.items()},

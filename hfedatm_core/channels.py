@@ -131,12 +131,17 @@ class ChannelGraph:
         """
         permuted = {}
         for name, tensor in state.items():
-            for axis, length in enumerate(tensor.shape):
-                index = self.index(name, axis, length, permutations)
-                if index is not None:
-                    tensor = tensor.index_select(axis, index.to(tensor.device))
+            for axis in range(tensor.dim()):
+                tensor = self.permute_axis(name, tensor, axis, permutations)
             permuted[name] = tensor
         return permuted
+
+    def permute_axis(
+        self, name: str, tensor: Tensor, axis: int, permutations: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Reorder one axis of the named tensor; as it is, not a copy, where nothing moves."""
+        index = self.index(name, axis, tensor.shape[axis], permutations)
+        return tensor if index is None else tensor.index_select(axis, index.to(tensor.device))
 
     def index(
         self, tensor: str, axis: int, length: int, permutations: Mapping[str, Tensor]

@@ -12,6 +12,8 @@ from torch import Tensor
 _ANGLE_SLACK = 2e-3
 # So many filters tell unrelated ones from those that stayed near.
 _SAMPLE = 16
+# So many tell whether there is anything in common, at this many standard deviations above chance.
+_FEW, _AGREEMENT = 64, 5.0
 
 
 class Filters:
@@ -61,6 +63,8 @@ class Filters:
         its minimum on the diagonal. The neighbours are found once; a second ``other`` then needs no
         matrix product. ``None`` says nothing about the identity.
         """
+        if self.rows.data_ptr() == other.rows.data_ptr():
+            return 0.0  # the reference itself
         if not (self._unit.all() and other._unit.all()):
             return None
         for count in (_SAMPLE, len(self.rows)):  # most that are unrelated never reach the second
@@ -74,6 +78,14 @@ class Filters:
         if not (twice <= self.nearest).all():
             return None
         return float((2 - 2 * cosines).sum(dtype=torch.float64))
+
+    def agree(self, other: Filters, order: Tensor) -> bool:
+        """Return whether the filters of ``other``, put in this order, resemble these at all."""
+        some = min(_FEW, len(self.rows))
+        ours, theirs = self.rows[:some], other.rows[order[:some]]
+        cosine = float(torch.cosine_similarity(ours, theirs).mean())
+        # The mean of n cosines of random directions in d dimensions has deviation 1 / sqrt(n d).
+        return cosine > _AGREEMENT / math.sqrt(ours.numel())
 
     def _cosines(self, other: Filters) -> Tensor:
         # NumPy's BLAS is quicker than torch's; and scaling the product instead of the filters saves

@@ -17,10 +17,6 @@ from hfedatm_core.filters import Filters
 Scope = Literal["conv", "all"]
 _Producer = tuple[str, Member]  # a group's name and one of its filter tensors
 
-# A group behind a residual addition is also written by tensors whose own inputs are matched only
-# after it. They would be noise in the first sweep; the second one sees all tensors.
-_SWEEPS = 2
-
 
 @dataclass(frozen=True)
 class Match:
@@ -60,6 +56,7 @@ class Matcher:
             )
         self._graph = graph
         self._groups = [g for g in graph.groups if scope == "all" or g.kind == "conv"]
+        self._first = _order(self._groups, graph)
         self._solver, self._reg, self._iterations = solver, reg, iterations
         self._margin = margin
         self._filters = {
@@ -68,33 +65,48 @@ class Matcher:
             for member in group.producers
         }
 
-    def match(self, station: Mapping[str, Tensor]) -> dict[str, Match]:
-        """Match the groups in the order of the forward pass, each on the inputs matched so far."""
-        matches: dict[str, Match] = {}
+    def match(self, station: Mapping[str, Tensor]) -> tuple[dict[str, Match], dict[str, Tensor]]:
+        """Return how the groups match, and the station with its channels in that order.
+
+        Every group is matched on the tensors whose inputs are matched, then on those left over.
+
+        A group behind residual additions is also written by tensors that read the group itself. In
+        the first sweep they would be noise; in the second they take part, if they agree.
+        """
         comparison = _Comparison(self._filters, station, self._graph)
-        in_scope = {group.name for group in self._groups}
-        basis: dict[str, list[tuple[int, ...]]] = {}
-        for sweep in range(_SWEEPS):
-            for group in self._groups:
-                members = [
-                    member
-                    for member in group.producers
-                    if sweep or in_scope.intersection(comparison.inputs(member)) <= matches.keys()
-                ]
-                versions = [comparison.version(member) for member in members]
-                if basis.get(group.name) == versions:
-                    continue  # nothing that this group was matched on has changed
-                basis[group.name] = versions
-                certain = [comparison.certain_identity(group, member) for member in members]
-                if None in certain:
-                    costs = [comparison.cost(group, member) for member in members]
-                    match = self._choose(costs, matches.get(group.name))
-                else:
-                    cost = sum(filter(None, certain))
-                    match = Match(torch.arange(group.size), cost, cost)
-                matches[group.name] = match
-                comparison.move(group.name, match.permutation)
-        return matches
+        matches: dict[str, Match] = {}
+        basis: dict[str, list[tuple[Member, tuple[int, ...]]]] = {}
+
+        def rematch(group: ChannelGroup, members: Sequence[Member]) -> None:
+            seen = [(member, comparison.version(member)) for member in members]
+            if basis.get(group.name) == seen:
+                return  # nothing that this group was matched on has changed
+            basis[group.name] = seen
+            matches[group.name] = self._matched(comparison, group, members, matches)
+            comparison.move(group.name, matches[group.name].permutation)
+
+        for group, members in self._first:
+            rematch(group, members)
+        for group, members in self._first:
+            order = matches[group.name].permutation
+            rest = [m for m in group.producers if m not in members]
+            agreeing = [m for m in rest if comparison.agree(group, m, order)]
+            rematch(group, [*members, *agreeing])
+        return matches, comparison.reordered()
+
+    def _matched(
+        self,
+        comparison: _Comparison,
+        group: ChannelGroup,
+        members: Sequence[Member],
+        matches: Mapping[str, Match],
+    ) -> Match:
+        certain = [comparison.certain_identity(group, member) for member in members]
+        if None in certain:
+            costs = [comparison.cost(group, member) for member in members]
+            return self._choose(costs, matches.get(group.name))
+        cost = sum(filter(None, certain))
+        return Match(torch.arange(group.size), cost, cost)
 
     def _choose(self, costs: Sequence[Tensor], before: Match | None) -> Match:
         """Solve the assignment; keep the identity unless the guard's margin is reached."""
@@ -127,6 +139,7 @@ class _Comparison:
         self._reference, self._station, self._graph = reference, station, graph
         self._moving: dict[str, Tensor] = {}
         self._changes: Counter[str] = Counter()
+        self._in_order: dict[str, tuple[tuple[int, ...], Tensor]] = {}
         self._certain: dict[tuple[_Producer, tuple[int, ...]], float | None] = {}
         self._costs: dict[tuple[_Producer, tuple[int, ...]], Tensor] = {}
 
@@ -164,13 +177,60 @@ class _Comparison:
             self._costs[key] = self._reference[producer].cost(self._filters(group, member))
         return self._costs[key]
 
+    def agree(self, group: ChannelGroup, member: Member, order: Tensor) -> bool:
+        """See :meth:`Filters.agree`."""
+        return self._reference[group.name, member].agree(self._filters(group, member), order)
+
+    def reordered(self) -> dict[str, Tensor]:
+        """Return the station with all channels in the order found."""
+        state = {}
+        for name in self._station:
+            tensor = self._with_inputs_in_order(name)
+            self._in_order.pop(name, None)  # hold one copy of a tensor, not two
+            for axis in range(tensor.dim()):
+                if axis != 1:
+                    tensor = self._graph.permute_axis(name, tensor, axis, self._moving)
+            state[name] = tensor
+        return state
+
     def _filters(self, group: ChannelGroup, member: Member) -> Filters:
-        weight = self._station[member.tensor]
-        if weight.dim() > 1:
-            index = self._graph.index(member.tensor, 1, weight.shape[1], self._moving)
-            if index is not None:
-                weight = weight.index_select(1, index.to(weight.device))
+        weight = self._with_inputs_in_order(member.tensor)
         return Filters(weight, member.offset, group.size, member.block)
+
+    def _with_inputs_in_order(self, name: str) -> Tensor:
+        """Return a tensor whose axis 1 is in the order found so far; the last answer is kept."""
+        tensor = self._station[name]
+        if tensor.dim() < 2:
+            return tensor
+        version = tuple(self._changes[group] for group in self._graph.groups_at(name, 1))
+        if name not in self._in_order or self._in_order[name][0] != version:
+            ordered = self._graph.permute_axis(name, tensor, 1, self._moving)
+            self._in_order[name] = (version, ordered)
+        return self._in_order[name][1]
+
+
+def _order(
+    groups: Sequence[ChannelGroup], graph: ChannelGraph
+) -> list[tuple[ChannelGroup, list[Member]]]:
+    """Return the groups in the order to match them, each with the producers that count then.
+
+    A group's turn comes when the inputs of all its producers are matched. Groups behind residual
+    additions wait for each other; then the first that has a usable producer goes first.
+    """
+    waiting = list(groups)
+    found: list[tuple[ChannelGroup, list[Member]]] = []
+    while waiting:
+        pending = {group.name for group in waiting}
+        usable = [
+            [m for m in g.producers if not pending & set(graph.groups_at(m.tensor, 1))]
+            for g in waiting
+        ]
+        whole = [i for i, g in enumerate(waiting) if len(usable[i]) == len(g.producers)]
+        part = [i for i, members in enumerate(usable) if members]
+        turn = [*whole, *part, 0][0]
+        group = waiting.pop(turn)
+        found.append((group, usable[turn] or list(group.producers)))
+    return found
 
 
 def _filters(state: Mapping[str, Tensor], group: ChannelGroup, member: Member) -> Filters:

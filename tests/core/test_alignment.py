@@ -16,8 +16,10 @@ from torch.nn import functional as F
 from hfedatm_core.alignment import Aligner, Alignment, align
 from hfedatm_core.assignment import assign, sinkhorn_plan
 from hfedatm_core.channels import ChannelGraph
+from hfedatm_core.data import DataSpec
 from hfedatm_core.filters import Filters
 from hfedatm_core.gram import Gram
+from hfedatm_core.models import resnet18
 
 SEEDS = st.integers(0, 2**16)
 quick = settings(deadline=None, max_examples=8)
@@ -479,3 +481,21 @@ def test_large_finite_values_are_no_infinity() -> None:
     state = {k: v.float() for k, v in model.state_dict().items()}
     state["fc3.bias"] = torch.full((10,), 3e38)
     align(state, state, ChannelGraph.trace(model, (x,)))
+
+
+def test_a_noisy_permuted_resnet_is_recovered():
+    """A residual group is matched once the branch inside it is: its stem alone is too little."""
+    spec = DataSpec("image", 7, (3, 64, 64))
+    torch.manual_seed(0)
+    model = resnet18.build(spec)
+    graph = ChannelGraph.trace(model, (spec.example(),))
+    reference = model.state_dict()
+    noisy = {
+        name: value + 4 * value.std() * torch.randn(value.shape) if value.dim() > 1 else value
+        for name, value in reference.items()
+    }
+    wanted = {group.name: torch.randperm(group.size) for group in graph.groups}
+    back = {name: torch.argsort(permutation) for name, permutation in wanted.items()}
+    found = align(graph.permute(noisy, back), reference, graph).permutations
+    right = sum(int((found[name] == wanted[name]).sum()) for name in wanted)
+    assert right > 0.97 * sum(len(permutation) for permutation in wanted.values())
