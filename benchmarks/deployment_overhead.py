@@ -1,10 +1,12 @@
 """How much of a deployed round is not training: three tiers of processes against one process.
 
-    python benchmarks/deployment_overhead.py [--rounds 3]
+    python benchmarks/deployment_overhead.py [--rounds 3] [--against CHECKOUT]
 
 The work of a round is what it takes in process (`hfedatm run`), clients one after another. The
 first deployed round also starts the station runs and the clients' warm processes; the figure is the
-median of the later ones. Prints the share and writes ``results/deployment_overhead.json``.
+median of the later ones. ``--against`` measures an older checkout of this repository, too, after
+the present one, with the same Python. Prints the figures and writes
+``results/deployment_overhead.json``.
 """
 
 from __future__ import annotations
@@ -18,50 +20,63 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from hfedatm.results import read_rounds
 
 HFEDATM = str(Path(sys.executable).with_name("hfedatm"))
-SETTINGS = ["stations=2", "clients-per-station=2", "station-rounds=2", "local-epochs=1"]
+PROJECT = Path(__file__).resolve().parents[1]
+SETTINGS = ["stations=2", "clients-per-station=2", "station-rounds=2", "local-epochs=5"]
 
 
 def seconds(folder: Path) -> list[float]:
     return [record["seconds"] for record in read_rounds(folder)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--first-port", type=int, default=9500)
-    arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # not without `hfedatm down`
+def measure(code: Path, rounds: int, first_port: int) -> dict[str, Any]:
+    """Return the figures of one checkout."""
     load = os.getloadavg()[0]
+    environment = os.environ | {"PYTHONPATH": str(code)}
+
+    def hfedatm(*given: str) -> None:
+        subprocess.run([HFEDATM, *given], check=True, cwd=code, env=environment)
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        given = [*SETTINGS, f"rounds={arguments.rounds}", f"output={folder}"]
+        given = [*SETTINGS, f"rounds={rounds}", f"output={folder}"]
         state = ["--folder", str(folder / "state")]
-        subprocess.run([HFEDATM, "run", *given, "run-name=here"], check=True)
-        ports = ["--first-port", str(arguments.first_port), "--patience", "900"]
+        hfedatm("run", *given, "run-name=here")
         try:
-            subprocess.run(
-                [HFEDATM, "up", "--stations", "2", "--clients", "2", *ports, *state], check=True
-            )
-            subprocess.run([HFEDATM, "submit", *given, "run-name=there", *state], check=True)
+            hfedatm("up", "--stations=2", "--clients=2", f"--first-port={first_port}", *state)
+            hfedatm("submit", *given, "run-name=there", *state)
         finally:
-            subprocess.run([HFEDATM, "down", *state], check=True)
-        work = statistics.median(seconds(folder / "here")[1:])
-        rounds = seconds(folder / "there")
-    round_seconds = statistics.median(rounds[1:])
-    result = {
-        "settings": SETTINGS,
+            hfedatm("down", *state)
+        here, there = seconds(folder / "here"), seconds(folder / "there")
+    work, whole = statistics.median(here[1:]), statistics.median(there[1:])
+    return {
         "in_process_round_seconds": work,
-        "deployed_first_round_seconds": rounds[0],
-        "deployed_round_seconds": round_seconds,
-        "share_not_training": 1 - work / round_seconds,
-        "overhead_seconds": round_seconds - work,
-        "cores": os.cpu_count(),
+        "deployed_first_round_seconds": there[0],
+        "deployed_round_seconds": whole,
+        "share_not_training": 1 - work / whole,
+        "overhead_seconds": whole - work,
         "load_before": load,
     }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--first-port", type=int, default=9500)
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT")
+    chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # not without `hfedatm down`
+    result = {"settings": SETTINGS, "cores": os.cpu_count()}
+    result["now"] = measure(PROJECT, chosen.rounds, chosen.first_port)
+    if chosen.against:
+        checkout = chosen.against.resolve()
+        commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=checkout)
+        before = measure(checkout, chosen.rounds, chosen.first_port + 100)
+        result["before"] = {"commit": commit.decode().strip(), **before}
     print(json.dumps(result, indent=2))
     target = Path(__file__).parent / "results" / "deployment_overhead.json"
     target.parent.mkdir(exist_ok=True)
