@@ -211,8 +211,6 @@ class Settings(BaseModel):
             if isinstance(value, int) and value >= 2**63:
                 key = Settings.model_fields[name].alias
                 raise ValueError(f"{key}: got {value}; must be below 2^63")
-        if self.regmean_bias == "exact" and self.regmean_conv:
-            raise ValueError("regmean-conv: not available together with regmean-bias = 'exact'")
         for key in ("dataset_params", "model_params", "client_params", "rule_params"):
             try:
                 parse_params(getattr(self, key))

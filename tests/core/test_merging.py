@@ -287,6 +287,23 @@ def test_convolutions_by_regmean():
     assert distance(*aligned) < 1e-8
 
 
+def test_a_convolution_and_its_bias_are_merged_by_least_squares():
+    models = [lenet(i) for i in range(3)]
+    grams = [collect_grams(m, batches(i), conv=True, bias=True) for i, m in enumerate(models)]
+    updates = [Update(m.state_dict(), g) for m, g in zip(models, grams, strict=True)]
+    merged = merge(updates, fot=False, ridge=1e-12).state
+    # Of all kernels and biases these give the outputs of the stations on their own inputs best.
+    weight, bias = (merged[f"0.{name}"].clone().requires_grad_() for name in ("weight", "bias"))
+    error = sum(
+        ((nn.functional.conv2d(x, weight, bias, padding=1) - model[0](x)) ** 2).mean()
+        for i, model in enumerate(models)
+        for x, _ in batches(i)
+    )
+    error.backward()
+    assert max(float(weight.grad.abs().max()), float(bias.grad.abs().max())) < 1e-8
+    assert not torch.allclose(merged["0.bias"], sum(m[0].bias for m in models) / 3)
+
+
 def test_kernels_of_another_size_are_resized_to_the_reference():
     small, large = lenet(0, kernel=3), lenet(1, kernel=5)
     updates = [

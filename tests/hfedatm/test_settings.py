@@ -104,11 +104,6 @@ def test_all_mistakes_are_told_at_once():
     assert [line.split(":")[0] for line in lines] == ["optimizer", "lr", "rounds"]
 
 
-def test_settings_that_exclude_each_other():
-    with pytest.raises(SettingsError, match="regmean-conv: not available together with"):
-        resolve({"regmean-bias": "exact", "regmean-conv": True})
-
-
 @pytest.mark.parametrize("key", ["dataset-params", "model-params", "client-params", "rule-params"])
 def test_malformed_parameters_are_refused(key):
     with pytest.raises(SettingsError, match=f"{key}: got 'mu 3'; write 'name=value'"):

@@ -28,6 +28,22 @@ def test_parameters_are_off_by_default(tmp_path):
     assert_same_model(plain, spelt)
 
 
+def test_convolutions_and_exact_biases_go_together(tmp_path):
+    folder = run_small(tmp_path, regmean_conv=True, regmean_bias="exact", gram_min_rows=1)
+    layers = read_rounds(folder)[-1]["merge"]["layers"]
+    assert {name for name, layer in layers.items() if layer["how"] == "regmean"} == set(layers)
+
+
+def test_pooled_variances_reach_the_merge(tmp_path):
+    given = {"dataset": "digits", "target_domain": "0", "rounds": 1, "lambda": 0.0}
+    given |= {"model": "lenet5", "model_params": "batch_norm=true"}
+    mean = last_model(run_small(tmp_path, "mean", **given))
+    pooled = last_model(run_small(tmp_path, "pooled", rule_params="pool_variances=true", **given))
+    assert (pooled["norm1.running_var"] > mean["norm1.running_var"]).any()
+    assert (pooled["norm1.running_var"] >= mean["norm1.running_var"] * (1 - 1e-5)).all()
+    torch.testing.assert_close(pooled["norm1.running_mean"], mean["norm1.running_mean"])
+
+
 def test_the_papers_presets_send_the_merged_model_out():
     assert resolve({"preset": "paper"}).broadcast == "merged"
     assert resolve({"preset": "pacs-lenet5"}).broadcast == "merged"
