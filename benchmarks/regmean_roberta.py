@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from measure import Figure, details, options, paired, peak_bytes, publish
@@ -19,7 +20,7 @@ from hfedatm_core import Gram, Update, merge
 
 STATIONS = 10
 COMPARED = "dense Gram per layer, all stations in memory, torch.inverse"
-Station = tuple[dict[str, Tensor], dict[str, Tensor]]
+Station = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 def layers(hidden: int, blocks: int) -> dict[str, tuple[int, int, str]]:
@@ -34,16 +35,19 @@ def layers(hidden: int, blocks: int) -> dict[str, tuple[int, int, str]]:
     return shapes
 
 
-def station(hidden: int, blocks: int, number: int) -> Station:
-    """Make the weights and the Gram of every distinct input of one station."""
+def station(
+    hidden: int, blocks: int, number: int, form: Callable[[Tensor], Any] = torch.clone
+) -> Station:
+    """Make the weights and the Gram of every distinct input of one station, in the form wanted."""
     generator = torch.Generator().manual_seed(number)
     weights, grams = {}, {}
     for name, (outputs, inputs, source) in layers(hidden, blocks).items():
         weights[name] = torch.randn(outputs, inputs, generator=generator)
         if source not in grams:
             rows = torch.randn(64, inputs, generator=generator)
-            grams[source] = (rows.T @ rows).div_(64)
-            grams[source].diagonal().add_(0.1)
+            gram = (rows.T @ rows).div_(64)
+            gram.diagonal().add_(0.1)
+            grams[source] = form(gram)
     return weights, grams
 
 
@@ -73,26 +77,25 @@ def ours(stations: Iterator[Update]) -> dict[str, Tensor]:
     return {name.removesuffix(".weight"): value for name, value in merged.state.items()}
 
 
-def as_update(made: Station, hidden: int, blocks: int) -> Update:
-    """Turn a station into what arrives on our side."""
-    weights, dense = made
-    packed = {source: Gram.from_dense(gram) for source, gram in dense.items()}
+def update(hidden: int, blocks: int, number: int) -> Update:
+    """Make a station as it arrives on our side: with packed Grams, shared by equal inputs."""
+    weights, packed = station(hidden, blocks, number, Gram.from_dense)
     grams = {name: packed[source] for name, (_, _, source) in layers(hidden, blocks).items()}
     return Update({f"{name}.weight": weight for name, weight in weights.items()}, grams)
 
 
 def arriving(hidden: int, blocks: int, side: str) -> Callable[[], object]:
     """Return one side's job with stations that are made as they arrive, for the memory."""
-    make = partial(station, hidden, blocks)
     if side == "reference":
-        return lambda: reference(map(make, range(STATIONS)), hidden, blocks)
-    return lambda: ours(as_update(make(n), hidden, blocks) for n in range(STATIONS))
+        made = partial(station, hidden, blocks)
+        return lambda: reference(map(made, range(STATIONS)), hidden, blocks)
+    return lambda: ours(map(partial(update, hidden, blocks), range(STATIONS)))
 
 
 def in_time(hidden: int, blocks: int, repeats: int) -> tuple[dict[str, float], float]:
     """Compare the time of both sides on stations that are there, and what they return."""
     made = [station(hidden, blocks, number) for number in range(STATIONS)]
-    updates = [as_update(one, hidden, blocks) for one in made]
+    updates = [update(hidden, blocks, number) for number in range(STATIONS)]
     expected, found = reference(iter(made), hidden, blocks), ours(iter(updates))
     difference = max(float((found[n] - expected[n]).abs().max()) for n in expected)
     if difference > 0.05:

@@ -26,17 +26,21 @@ class MeanAccumulator:
         self._mean: dict[str, Tensor] = {}
         self._dtypes: dict[str, torch.dtype] = {}
 
-    def add(self, state: State, weight: float = 1.0, name: str | None = None) -> None:
-        """Add one state; ``name`` stands for it in errors."""
+    def add(
+        self, state: State, weight: float = 1.0, name: str | None = None, *, checked: bool = False
+    ) -> None:
+        """Add one state; ``name`` stands for it in errors, ``checked`` saves a look at it."""
         who = name or f"state {self.count}"
         if not 0.0 <= weight < float("inf"):
             raise ValueError(f"{who}: the weight must be finite and ≥ 0, got {weight}")
         if self.count == 0:
-            check_finite(state, who)
+            if not checked:
+                check_finite(state, who)
             self._dtypes = {key: value.dtype for key, value in state.items()}
             self._mean = {key: _wide(value).clone() for key, value in state.items()}
         else:
-            check_state(state, self._mean, who)
+            if not checked:
+                check_state(state, self._mean, who)
             share = weight / (self.weight + weight) if weight > 0 else 0.0
             for key, mean in self._mean.items():
                 # mean += share (value - mean): a mean of equal states is that state, exactly.

@@ -165,6 +165,8 @@ class ChannelGraph:
             permutation = permutations.get(group.name)
             if permutation is None:
                 continue
+            if permutation.numel() == length:  # the usual case: nothing else on this axis
+                return permutation
             if index is None:
                 index = torch.arange(length)
             block = torch.arange(member.block)

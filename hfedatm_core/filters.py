@@ -12,8 +12,8 @@ from torch import Tensor
 _ANGLE_SLACK = 2e-3
 # So many filters tell unrelated ones from those that stayed near.
 _SAMPLE = 16
-# So many tell whether there is anything in common, at this many standard deviations above chance.
-_FEW, _AGREEMENT = 64, 5.0
+# Filters have something in common if they are this many standard deviations above chance.
+_AGREEMENT = 5.0
 
 
 class Filters:
@@ -81,8 +81,7 @@ class Filters:
 
     def agree(self, other: Filters, order: Tensor) -> bool:
         """Return whether the filters of ``other``, put in this order, resemble these at all."""
-        some = min(_FEW, len(self.rows))
-        ours, theirs = self.rows[:some], other.rows[order[:some]]
+        ours, theirs = self.rows[:_SAMPLE], other.rows[order[:_SAMPLE]]
         cosine = float(torch.cosine_similarity(ours, theirs).mean())
         # The mean of n cosines of random directions in d dimensions has deviation 1 / sqrt(n d).
         return cosine > _AGREEMENT / math.sqrt(ours.numel())

@@ -156,7 +156,8 @@ def merge(
             layers = LayerMerger(target) if regmean else None
         aligned = _align(aligner, update, who)
         state = to_second_moments(aligned.state) if pool_variances else aligned.state
-        mean.add(state, update.num_examples, who)
+        # The aligner has compared the station with the reference.
+        mean.add(state, update.num_examples, who, checked=aligner is not None)
         if layers is not None:
             if aligner is None:  # which checks its Grams itself
                 check_grams(update.grams, update.state, who)

@@ -204,6 +204,7 @@ def _options(base: Given) -> dict[str, Given]:
         "γ by examples": {"regmean-weights": "examples"},
         "α = 0.25": {"alpha": 0.25},
         "ridge 0.1": {"ridge": 0.1},
+        "Grams as float32": {"gram-dtype": "float32"},
         "align all units": {"ot-scope": "all"},
         "merged sent out (paper)": {"broadcast": "merged"},
         "merged out, every 2nd round": {"broadcast": "merged", "rule-params": "every=2"},
