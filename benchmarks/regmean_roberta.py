@@ -109,7 +109,7 @@ def in_time(hidden: int, blocks: int, repeats: int) -> tuple[dict[str, float], f
 def main(given: Sequence[str] | None = None) -> None:
     chosen = options(__doc__, given)
     hidden, blocks = (48, 1) if chosen.smoke else (768, 1)
-    pair, difference = in_time(hidden, blocks, repeats=2 if chosen.smoke else 5)
+    pair, difference = in_time(hidden, blocks, repeats=2 if chosen.smoke else 3)
     memory_blocks = 1 if chosen.smoke else 4
     peaks = {
         side: peak_bytes(arriving, hidden, memory_blocks, side) for side in ("ours", "reference")

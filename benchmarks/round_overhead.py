@@ -63,7 +63,7 @@ def main(given: Sequence[str] | None = None) -> None:
             "global round of HFedATM, LeNet-5, 10 x 10",
             lenet5(*sizes["lenet5"]),
             1.03,
-            repeats=1 if chosen.smoke else 3,
+            repeats=1 if chosen.smoke else 2,
         ),
         overhead(
             "global round of HFedATM, ResNet-18, 4 x 2",
