@@ -36,7 +36,7 @@ def layers(hidden: int, blocks: int) -> dict[str, tuple[int, int, str]]:
 
 
 def station(
-    hidden: int, blocks: int, number: int, form: Callable[[Tensor], Any] = torch.clone
+    hidden: int, blocks: int, number: int, form: Callable[[Tensor], Any] = lambda gram: gram
 ) -> Station:
     """Make the weights and the Gram of every distinct input of one station, in the form wanted."""
     generator = torch.Generator().manual_seed(number)

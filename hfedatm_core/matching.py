@@ -78,7 +78,7 @@ class Matcher:
         basis: dict[str, list[tuple[Member, tuple[int, ...]]]] = {}
 
         def rematch(group: ChannelGroup, members: Sequence[Member]) -> None:
-            seen = [(member, comparison.version(member)) for member in members]
+            seen = [(member, comparison.version(member.tensor)) for member in members]
             if basis.get(group.name) == seen:
                 return  # nothing that this group was matched on has changed
             basis[group.name] = seen
@@ -143,13 +143,9 @@ class _Comparison:
         self._certain: dict[tuple[_Producer, tuple[int, ...]], float | None] = {}
         self._costs: dict[tuple[_Producer, tuple[int, ...]], Tensor] = {}
 
-    def inputs(self, member: Member) -> tuple[str, ...]:
-        """Return the groups that a producer reads."""
-        return self._graph.groups_at(member.tensor, 1)
-
-    def version(self, member: Member) -> tuple[int, ...]:
-        """Return what changes whenever the order of a producer's inputs changes."""
-        return tuple(self._changes[name] for name in self.inputs(member))
+    def version(self, tensor: str) -> tuple[int, ...]:
+        """Return what changes whenever the order of a tensor's inputs changes."""
+        return tuple(self._changes[name] for name in self._graph.groups_at(tensor, 1))
 
     def move(self, group: str, permutation: Tensor) -> None:
         """Order a group's channels, from the station's own order, by a permutation."""
@@ -161,7 +157,7 @@ class _Comparison:
     def certain_identity(self, group: ChannelGroup, member: Member) -> float | None:
         """See :meth:`Filters.certain_identity`."""
         producer = (group.name, member)
-        key = (producer, self.version(member))
+        key = (producer, self.version(member.tensor))
         if key not in self._certain:
             ours, theirs = self._reference[producer], self._filters(group, member)
             certain = self._certain[key] = ours.certain_identity(theirs)
@@ -172,7 +168,7 @@ class _Comparison:
     def cost(self, group: ChannelGroup, member: Member) -> Tensor:
         """See :meth:`Filters.cost`."""
         producer = (group.name, member)
-        key = (producer, self.version(member))
+        key = (producer, self.version(member.tensor))
         if key not in self._costs:
             self._costs[key] = self._reference[producer].cost(self._filters(group, member))
         return self._costs[key]
@@ -202,7 +198,7 @@ class _Comparison:
         tensor = self._station[name]
         if tensor.dim() < 2:
             return tensor
-        version = tuple(self._changes[group] for group in self._graph.groups_at(name, 1))
+        version = self.version(name)
         if name not in self._in_order or self._in_order[name][0] != version:
             ordered = self._graph.permute_axis(name, tensor, 1, self._moving)
             self._in_order[name] = (version, ordered)

@@ -169,8 +169,8 @@ def merge(
     if not stations:
         raise ValueError("cannot merge: the list of updates is empty")
     merged = mean.result()
-    if pool_variances and target is not None:
-        merged = to_variances(merged, like=target)
+    if pool_variances:
+        merged = to_variances(merged)
     average = dict(merged)
     if layers is None:
         report = dict.fromkeys(weight_layers(merged), LayerReport("averaged", "RegMean is off"))

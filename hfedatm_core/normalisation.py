@@ -20,10 +20,10 @@ def to_second_moments(state: State) -> dict[str, Tensor]:
     return {**state, **moments}
 
 
-def to_variances(moments: State, like: State) -> dict[str, Tensor]:
-    """Undo :func:`to_second_moments`; tensors get the types of ``like``."""
+def to_variances(moments: State) -> dict[str, Tensor]:
+    """Undo :func:`to_second_moments`; a variance gets the type of its mean."""
     variances = {
-        key: (moments[key] - moments[mean].double() ** 2).clamp(min=0).to(like[key].dtype)
+        key: (moments[key] - moments[mean].double() ** 2).clamp(min=0).to(moments[mean].dtype)
         for key, mean in _pairs(moments)
     }
     return {**moments, **variances}

@@ -126,7 +126,7 @@ def _domains(dataset: str) -> list[str]:
 
 def _main(base: Given) -> dict[str, Given]:
     methods: dict[str, Given] = {k: {"client-method": v} for k, v in METHODS.items()}
-    if norms := _with_batch_norm(base):
+    if (norms := _with_batch_norm(base)) is not None:
         methods["gPerXAN, BatchNorm"] = {"client-method": "gperxan", **norms}
     return {
         f"{label} + {rule_label}": {**method, "server-rule": rule}
@@ -135,12 +135,12 @@ def _main(base: Given) -> dict[str, Given]:
     }
 
 
-def _with_batch_norm(base: Given) -> Given:
-    """Return what gives the network the BatchNorm layers that gPerXAN mixes, if it can have any."""
+def _with_batch_norm(base: Given) -> Given | None:
+    """Return what gives the network BatchNorm layers, which gPerXAN mixes; None if it has none."""
     s = resolve(base)
     if s.model in ("lenet5", "vgg11"):
         return {"model-params": ",".join(filter(None, [s.model_params, "batch_norm=true"]))}
-    return {"model": s.model} if s.model == "resnet18" else {}
+    return {} if s.model == "resnet18" else None
 
 
 def _architectures(base: Given) -> dict[str, Given]:
@@ -214,7 +214,7 @@ def _options(base: Given) -> dict[str, Given]:
         "merged out, momentum 0.5": {"broadcast": "merged", "rule-params": "momentum=0.5"},
         "merged out, convolutions": {"broadcast": "merged", "regmean-conv": True},
     }
-    if norms := _with_batch_norm(base):
+    if (norms := _with_batch_norm(base)) is not None:
         rows["BatchNorm + Avg"] = {"server-rule": "avg", **norms}
         variants["BatchNorm + HFedATM"] = norms
         variants["BatchNorm + variances pooled"] = norms | {"rule-params": "pool_variances=true"}
