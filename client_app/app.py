@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from client_app.warm import warm
+from client_app.apart import apart
 from hfedatm.handling import answering
+from hfedatm.handover.parcel import by_parcel
 
 if TYPE_CHECKING:
     from client_app.work import LocalWork
 
-app = ClientApp(mods=[warm])
+app = ClientApp(mods=[apart, by_parcel])
 
 
 @app.query()

@@ -27,5 +27,9 @@ def answering(handler: Handler) -> Callable[[Message, Context], Message]:
 
 def reply_with_failure(message: Message, error: BaseException) -> Message:
     """Answer with the error itself, so that the person who started the run sees it."""
-    reason = explain(error)[:4000]
-    return Message(RecordDict({"failure": ConfigRecord({"reason": reason})}), reply_to=message)
+    return Message(failure(error), reply_to=message)
+
+
+def failure(error: BaseException) -> RecordDict:
+    """Return the content of a reply that says why there is nothing else."""
+    return RecordDict({"failure": ConfigRecord({"reason": explain(error)[:4000]})})

@@ -7,9 +7,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from hfedatm.handling import answering
+from hfedatm.handover.parcel import by_parcel
 from station_app import bridge
 
-client = ClientApp()
+client = ClientApp(mods=[by_parcel])
 server = ServerApp()
 
 

@@ -50,9 +50,9 @@ def main() -> None:
 
 def node(machine: Machine, above: str, link: str, given: list[str]) -> Process:
     """Return the SuperNode of a client, or of the station whose SuperLink is called ``link``."""
-    config: dict[str, str | int] = {"spool": str(STATE / "spool")}
+    config: dict[str, str | int] = {}
     if link:
-        config["link"] = link
+        config |= {"spool": str(STATE / "spool"), "link": link}
         _write_connection(machine, link, Path(os.environ["FLWR_HOME"]))
     for assignment in given:
         key, _, value = assignment.partition("=")
@@ -117,7 +117,8 @@ def _write_connection(machine: Machine, link: str, home: Path) -> None:
 
 
 def _become(process: Process) -> None:
-    os.execvpe(process.command[0], process.command, flower.environment())
+    environment = flower.environment() | dict(process.environment)
+    os.execvpe(process.command[0], process.command, environment)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any
 
 import tomli_w
 
+from hfedatm.deploy import prefork
 from hfedatm.errors import UserError
 
 # An app names one ServerApp and one ClientApp, so each of the two links of the hierarchy, server to
@@ -26,10 +27,10 @@ COMPONENTS = {
 
 def environment(home: Path | None = None) -> dict[str, str]:
     """Return the environment for a Flower command that keeps its files in `home`."""
-    # Flower starts its helpers by name, so they must be found where this Python is installed.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    # Flower starts its helpers by name: one is our own, the others are where this Python is.
+    places = [str(prefork.COMMANDS), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     settings = {
-        "PATH": path,
+        "PATH": os.pathsep.join(places),
         # Nodes run the code that is installed on them: nothing is fetched or reported at run time.
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_TELEMETRY_ENABLED": "0",

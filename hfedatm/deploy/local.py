@@ -67,7 +67,7 @@ def plan(
         for local in range(clients):
             name = f"{station}-client-{local + 1}"
             place = number * clients + local
-            add_node(name, station, {"partition-id": place, "spool": str(folder / name / "spool")})
+            add_node(name, station, {"partition-id": place})
     return layout
 
 

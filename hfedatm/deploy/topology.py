@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import tomli_w
+
+from hfedatm.deploy.prefork import PRELOAD
+
+_STATION_WORK = "station_app.app"
+_CLIENT_WORK = "client_app.app client_app.work client_app.secure"
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,9 @@ def node(
     else:
         command += ["--root-certificates", machine.secret("ca.pem")]
         command += ["--auth-supernode-private-key", machine.secret("node")]
-    return _process(machine, "node", command, port)
+    process = _process(machine, "node", command, port)
+    work = _STATION_WORK if "link" in config else _CLIENT_WORK
+    return replace(process, environment={**process.environment, PRELOAD: work})
 
 
 def _process(machine: Machine, kind: str, command: list[str], port: int) -> Process:

@@ -1,7 +1,7 @@
-"""A `RecordDict` as one file: an uncompressed zip of raw array bytes and a JSON index.
+"""A `RecordDict` as bytes: an uncompressed zip of raw array bytes and a JSON index.
 
 Nothing in it is executable when read (no pickle), arrays come back bit for bit, and the zip's
-checksums tell a damaged file from a good one.
+checksums tell damaged bytes from good ones.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 import os
 from base64 import b64decode, b64encode
 from pathlib import Path
-from typing import Any
-from zipfile import ZipFile
+from typing import IO, Any
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
@@ -22,18 +22,7 @@ def save(content: RecordDict, path: Path) -> None:
     """Write `content` to `path`, so that a reader sees the whole file or none."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
-        with ZipFile(file, "w") as archive:
-            index = []
-            for number, (name, record) in enumerate(content.items()):
-                if isinstance(record, ArrayRecord):
-                    arrays = [(key, a.dtype, a.shape, a.stype) for key, a in record.items()]
-                    for place, array in enumerate(record.values()):
-                        archive.writestr(f"{number}/{place}", array.data)
-                    index.append((name, "array", arrays))
-                else:
-                    kind = "config" if isinstance(record, ConfigRecord) else "metric"
-                    index.append((name, kind, list(record.items())))
-            archive.writestr("index.json", json.dumps(index, default=_encode_bytes))
+        write(content, file)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
@@ -41,8 +30,32 @@ def save(content: RecordDict, path: Path) -> None:
 
 def load(path: Path) -> RecordDict:
     """Read what :func:`save` wrote."""
+    with path.open("rb") as file:
+        return read(file)
+
+
+def write(content: RecordDict, file: IO[bytes]) -> None:
+    """Write `content` to an open file."""
+    with ZipFile(file, "w") as archive:
+        index = []
+        for number, (name, record) in enumerate(content.items()):
+            if isinstance(record, ArrayRecord):
+                arrays = [(key, a.dtype, a.shape, a.stype) for key, a in record.items()]
+                for place, array in enumerate(record.values()):
+                    archive.writestr(f"{number}/{place}", array.data)
+                index.append((name, "array", arrays))
+            else:
+                kind = "config" if isinstance(record, ConfigRecord) else "metric"
+                index.append((name, kind, list(record.items())))
+        archive.writestr("index.json", json.dumps(index, default=_encode_bytes))
+
+
+def read(file: IO[bytes]) -> RecordDict:
+    """Read what :func:`write` wrote; what anybody else wrote takes no more memory than its size."""
     content = RecordDict()
-    with ZipFile(path) as archive:
+    with ZipFile(file) as archive:
+        if any(entry.compress_type != ZIP_STORED for entry in archive.infolist()):
+            raise BadZipFile("it is compressed")
         # Records are lists of pairs, so the only JSON objects are encoded bytes.
         index = json.loads(archive.read("index.json"), object_hook=_decode_bytes)
         for number, (name, kind, items) in enumerate(index):

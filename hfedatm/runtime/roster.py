@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from hfedatm.errors import UserError
+from hfedatm.handover import parcel
 from hfedatm.records import find_record
 from hfedatm.runtime.mapped import MappedGrid
 
@@ -92,3 +93,12 @@ class LiveGrid(MappedGrid):
             # A node that came back under a new id replaces its older self.
             self._node_of[node.index if node.index >= 0 else node.node_id] = node.node_id
         return super().get_node_ids()
+
+    def _outgoing(self, message: Message) -> Message:
+        sent = super()._outgoing(message)
+        sent.content = parcel.wrap(sent.content)
+        return sent
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies that are there; what cannot be read is a failure of that node."""
+        return [parcel.opened(reply) for reply in super().pull_messages(message_ids)]

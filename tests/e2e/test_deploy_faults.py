@@ -134,8 +134,7 @@ def test_a_client_killed_in_the_middle_of_training(deployment, faults):
     pause(faults, "station-1-client-1")
     run = deployment.submit("client-killed", **SMALL)
     trainer = psutil.Process(paused(faults, "station-1-client-1"))
-    warm = trainer.parent()
-    for process in (trainer, warm):
+    for process in (trainer, trainer.parent()):
         process.kill()
     deployment.kill("station-1-client-1-node")
     first, second = run.wait()

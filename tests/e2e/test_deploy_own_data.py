@@ -44,9 +44,8 @@ def with_folder(process, folder):
     if folder is None:
         return process
     place = process.command.index("--node-config") + 1
-    _, spool = process.command[place].split(" ", 1)
     command = [*process.command]
-    command[place] = f'data-dir="{folder}" {spool}'
+    command[place] = f'data-dir="{folder}"'
     return replace(process, command=command)
 
 

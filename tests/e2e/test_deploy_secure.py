@@ -1,5 +1,6 @@
 """Secure aggregation between real SuperNodes: a client is killed when its peers count on it."""
 
+import contextlib
 import os
 
 import psutil
@@ -88,9 +89,10 @@ def block(file) -> None:
 
 
 def kill(deployment, machine) -> None:
-    """SIGKILL a client's node and its training process, which is in a session of its own."""
-    spool = str(deployment.folder / machine / "spool")
+    """SIGKILL a client's node and the processes that work for it, which are not its children."""
+    home = str(deployment.folder / machine / "node-home")
     deployment.kill(f"{machine}-node")
-    for process in psutil.process_iter(["cmdline"]):
-        if spool in " ".join(process.info["cmdline"] or []):
-            process.kill()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("FLWR_HOME") == home:
+                process.kill()

@@ -1,3 +1,5 @@
+from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -57,4 +59,13 @@ def test_a_damaged_file_is_refused(tmp_path):
     damaged[300] ^= 1
     path.write_bytes(damaged)
     with pytest.raises(Exception, match="Bad CRC"):
+        recordfile.load(path)
+
+
+def test_a_small_file_cannot_become_a_large_content(tmp_path):
+    path = tmp_path / "content"
+    recordfile.save(RecordDict(), path)
+    with ZipFile(path, "a", ZIP_DEFLATED) as archive:
+        archive.writestr("0/0", bytes(10**6))
+    with pytest.raises(BadZipFile, match="compressed"):
         recordfile.load(path)

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from helpers import Saboteur
 
 from hfedatm.errors import UserError
+from hfedatm.handover.parcel import by_parcel
 from hfedatm.runtime.in_process import InProcessGrid
 from hfedatm.runtime.mapped import MappedGrid
 from hfedatm.runtime.roster import LiveGrid, Roster
@@ -128,6 +129,10 @@ class FakeLink(Grid):
             return Message(RecordDict({"node": place}), reply_to=message)
         if node < 0:
             return Message(Error(3, "node unavailable"), reply_to=message)
+        return by_parcel(message, None, self.work)
+
+    def work(self, message, context):
+        node = message.metadata.dst_node_id
         return Message(text(f"{node} got {said(message)}"), reply_to=message)
 
     def send_and_receive(self, messages, *, timeout=None):

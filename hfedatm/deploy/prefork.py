@@ -1,0 +1,78 @@
+"""A node's process that has imported all that is slow to import, and forks for every message.
+
+Flower starts a new process per message. On our nodes the command it starts is a small one
+(``bin/flwr-clientapp``), which hands its arguments to this process; a fork of it then does what
+Flower's own command does. What one message leaves behind in memory concerns no other.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import psutil
+
+COMMANDS = Path(__file__).with_name("bin")
+"""The folder of the small command; it must come first on the path of a node."""
+
+PRELOAD = "HFEDATM_PRELOAD"
+"""Environment variable of a deployed node: the modules that its work needs."""
+
+ADDRESS = "prefork"
+
+
+def serve(node: psutil.Process) -> None:
+    """Fork for whoever asks, until the process ``node`` is gone."""
+    from flwr.supernode.cli import flwr_clientapp
+
+    for module in os.environ.get(PRELOAD, "").split():
+        import_module(module)
+    gc.freeze()  # what is there already is not to be copied into every fork
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    with _listen() as listener:
+        while _lives(node):
+            if arguments := _next_request(listener):
+                listener.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                sys.argv = ["flwr-clientapp", *arguments]
+                return flwr_clientapp()
+
+
+def _next_request(listener: socket.socket) -> list[str]:
+    """Return, in a fork, what the next one to ask wants; return nothing here."""
+    try:
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(10)
+            arguments: list[str] = json.loads(connection.makefile().readline())
+            if not os.fork():
+                return arguments
+            connection.sendall(b"+")
+    except (OSError, ValueError):  # nobody, or somebody who has gone away
+        pass
+    return []
+
+
+def _listen() -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    Path(ADDRESS).unlink(missing_ok=True)  # of a process that is gone
+    before = os.umask(0o177)
+    listener.bind(ADDRESS)
+    os.umask(before)
+    listener.listen()
+    listener.settimeout(0.5)
+    return listener
+
+
+def _lives(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+if __name__ == "__main__":
+    serve(psutil.Process(int(sys.argv[1])))

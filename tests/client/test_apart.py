@@ -1,0 +1,91 @@
+"""A deployed client's work in a fork."""
+
+import os
+import signal
+import time
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from client_app.apart import apart
+from hfedatm.deploy.prefork import PRELOAD
+
+
+@pytest.fixture(autouse=True)
+def deployed(monkeypatch):
+    monkeypatch.setenv(PRELOAD, "client_app.work")
+    # Flower tells a process who it is before it may make a message; here that is us.
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 7
+
+
+def ask(work, ttl=60.0, kind="train"):
+    message = Message(RecordDict(), 1, kind, ttl=ttl)
+    message.metadata.__dict__["_message_id"] = "m"
+    return apart(message, Context(7, 1, {}, RecordDict(), {}), work).content
+
+
+def who(message, context):
+    return Message(RecordDict({"n": ConfigRecord({"pid": os.getpid()})}), reply_to=message)
+
+
+def test_work_is_done_in_another_process():
+    assert ask(who)["n"]["pid"] != os.getpid()
+
+
+def test_a_question_is_answered_at_once(monkeypatch):
+    assert ask(who, kind="query")["n"]["pid"] == os.getpid()
+
+
+def test_a_node_that_is_not_deployed_by_us_has_one_process(monkeypatch):
+    monkeypatch.delenv(PRELOAD)
+    assert ask(who)["n"]["pid"] == os.getpid()
+
+
+def test_work_that_is_killed_says_so():
+    reply = ask(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    assert "killed by signal 9" in reply["failure"]["reason"]
+
+
+def test_work_that_ends_says_so():
+    assert "ended with code 3" in ask(lambda *_: os._exit(3))["failure"]["reason"]
+
+
+def test_work_is_stopped_when_nobody_waits_for_it_any_more(tmp_path):
+    def slow(message, context):
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        time.sleep(60)
+
+    started = time.monotonic()
+    reply = ask(slow, ttl=2.0)
+    assert time.monotonic() - started < 30
+    assert "longer than anybody waits" in reply["failure"]["reason"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_fork_ends_with_the_process_that_waits_for_it(tmp_path):
+    def orphaned(message, context):
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        time.sleep(60)
+
+    if not (waiting := os.fork()):
+        ask(orphaned)
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        time.sleep(0.05)
+    os.kill(waiting, signal.SIGKILL)
+    os.waitpid(waiting, 0)
+    orphan = int((tmp_path / "pid").read_text())
+    until = time.monotonic() + 30
+    while _runs(orphan):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def _runs(pid):
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

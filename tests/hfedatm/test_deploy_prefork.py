@@ -1,0 +1,129 @@
+"""What a node starts for every message: a fork of a process that is there already."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hfedatm.deploy import flower, prefork
+
+# Takes the place of Flower's own work: says who did it, with what, from which process.
+WORK = """
+import os, sys
+from pathlib import Path
+import flwr.supernode.cli
+
+def work():
+    done = f"{os.getpid()} {os.getppid()} {'marker' in sys.modules} {' '.join(sys.argv)}"
+    Path(os.environ["DONE"]).write_text(done)
+    sys.exit(int(sys.argv[-1]))
+
+flwr.supernode.cli.flwr_clientapp = work
+"""
+
+
+@pytest.fixture
+def node(tmp_path):
+    """A process that has started, as a node would, and the environment it gives its commands."""
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "marker.py").write_text("")
+    (modules / "replaced.py").write_text(WORK)
+    (modules / "sitecustomize.py").write_text("import replaced\n")
+    home = tmp_path / "a home whose path is longer than the address of a socket may be" / ("x" * 60)
+    home.mkdir(parents=True)
+    environment = flower.environment(home) | {
+        prefork.PRELOAD: "marker", "DONE": str(tmp_path / "done"), "PYTHONPATH": str(modules),
+    }  # fmt: skip
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process, environment, tmp_path / "done"
+        process.kill()
+        process.wait()
+        until = time.monotonic() + 60
+        while left := workers(environment):
+            assert time.monotonic() < until, f"{left} outlived the node"
+            time.sleep(0.1)
+
+
+def workers(environment):
+    """The processes that wait for work of this node."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        try:
+            waits = prefork.__name__ in (process.info["cmdline"] or [])
+            if waits and process.environ().get("DONE") == environment["DONE"]:
+                found.append(process)
+        except psutil.Error:
+            continue
+    ids = {process.pid for process in found}
+    return [process for process in found if process.ppid() not in ids]  # a fork is called the same
+
+
+def message(node, code=0):
+    """Have one message handled; return who did it."""
+    process, environment, done = node
+    done.unlink(missing_ok=True)
+    arguments = ["--token", "t", "--parent-pid", str(process.pid), str(code)]
+    subprocess.run(["flwr-clientapp", *arguments], env=environment, check=True, timeout=120)
+    until = time.monotonic() + 60
+    while not done.exists() or not done.read_text():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    pid, parent, preloaded = done.read_text().split(" ")[:3]
+    return int(pid), int(parent), preloaded == "True"
+
+
+def test_every_message_is_a_fork_of_one_process_that_has_imported_everything(node):
+    one, two = message(node), message(node, code=1)
+    (waiting,) = workers(node[1])
+    assert one[0] != two[0]
+    assert one[1] == two[1] == waiting.pid
+    assert one[2] and two[2]
+
+
+def test_a_process_that_was_killed_is_replaced(node):
+    message(node)
+    (waiting,) = workers(node[1])
+    waiting.kill()
+    psutil.wait_procs([waiting], timeout=30)
+    assert message(node)[1] != waiting.pid
+
+
+def test_somebody_who_asks_for_nothing_does_no_harm(node):
+    message(node)
+    (waiting,) = workers(node[1])
+    came_from = Path.cwd()
+    os.chdir(node[1]["FLWR_HOME"])
+    try:
+        for said in (b"", b"no json\n"):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(prefork.ADDRESS)
+                connection.sendall(said)
+    finally:
+        os.chdir(came_from)
+    assert message(node)[1] == waiting.pid
+
+
+def test_without_such_a_process_flowers_own_command_does_it(node):
+    node[1][prefork.PRELOAD] = "a_module_that_is_missing"
+    pid, parent, preloaded = message(node)
+    assert not preloaded
+    assert not workers(node[1])
+
+
+def test_flowers_own_command_answers_where_there_is_no_node():
+    environment = os.environ | {"PATH": f"{prefork.COMMANDS}:{Path(sys.executable).parent}"}
+    environment["PATH"] += f":{os.environ['PATH']}"
+    done = subprocess.run(
+        ["flwr-clientapp", "--help"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "Run a Flower ClientApp" in done.stdout
+
+
+def test_the_command_can_be_run_as_it_is_installed():
+    assert os.access(prefork.COMMANDS / "flwr-clientapp", os.X_OK)
