@@ -35,7 +35,7 @@ def environment(home: Path | None = None) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
     }
     return os.environ | settings | ({"FLWR_HOME": str(home)} if home else {})
 

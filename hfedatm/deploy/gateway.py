@@ -7,7 +7,8 @@ gateway, which ends TLS, passes ``/v1/fleet/*`` and ``/health`` on with headers 
 unchanged, and refuses everything else.
 
 A node that asks for work and gets none sleeps for three seconds. So the gateway keeps such a
-request and asks again itself, twice a second: work then reaches a node almost at once.
+request and asks again itself, often at first, then twice a second: work then reaches a node almost
+at once.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ log = logging.getLogger("uvicorn.error")
 _ALLOWED = re.compile(r"/health|/v1/fleet/[a-z-]+")
 # Flower sends arrays in chunks of 5 MiB, so an honest request is far below this.
 MAX_BODY = 64 * 2**20
-# Seconds that a request for work is kept, and between two looks.
+# Seconds that a request for work is kept, and at most between two looks.
 KEPT, LOOK_AGAIN = 10.0, 0.5
 # What Flower leaves unsaid when it refuses.
 _MEANING = {
@@ -63,15 +64,17 @@ def build(upstream: str, ca_file: str | None = None, max_body: int = MAX_BODY) -
 
     async def ask(request: Request, body: bytes) -> httpx.Response:
         headers = _end_to_end(request.headers.raw) + [(b"accept-encoding", b"identity")]
-        until = time.monotonic() + KEPT
+        began = time.monotonic()
         while True:
             answer = await client.request(
                 request.method, request.url.path, headers=headers, content=body
             )
-            over = time.monotonic() > until or await request.is_disconnected()
+            waited = time.monotonic() - began
+            over = waited > KEPT or await request.is_disconnected()
             if over or not _no_work(request, answer):
                 return answer
-            await asyncio.sleep(LOOK_AGAIN)
+            # Who has just done something is likely to be asked for more soon.
+            await asyncio.sleep(min(LOOK_AGAIN, 0.1 * (1 + waited)))
 
     async def forward(request: Request) -> Response:
         if not _ALLOWED.fullmatch(request.url.path):

@@ -13,8 +13,11 @@ import os
 import signal
 import socket
 import sys
+import traceback
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -41,7 +44,7 @@ def serve(node: psutil.Process) -> None:
                 listener.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 sys.argv = ["flwr-clientapp", *arguments]
-                return flwr_clientapp()
+                _do_and_end(flwr_clientapp)
 
 
 def _next_request(listener: socket.socket) -> list[str]:
@@ -57,6 +60,22 @@ def _next_request(listener: socket.socket) -> list[str]:
     except (OSError, ValueError):  # nobody, or somebody who has gone away
         pass
     return []
+
+
+def _do_and_end(work: Callable[[], None]) -> NoReturn:
+    """Do the work and leave at once: there is nothing to tidy up that would not end anyway."""
+    code = 1
+    try:
+        work()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _listen() -> socket.socket:

@@ -15,8 +15,10 @@ import tomli_w
 
 from hfedatm.deploy.prefork import PRELOAD
 
+# What the two kinds of nodes import before any message comes. Torch imports `_dynamo` with the
+# first optimizer, and the embedded data set is scikit-learn's.
 _STATION_WORK = "station_app.app"
-_CLIENT_WORK = "client_app.app client_app.work client_app.secure"
+_CLIENT_WORK = "client_app.app client_app.work client_app.secure torch._dynamo sklearn.datasets"
 
 
 @dataclass(frozen=True)
