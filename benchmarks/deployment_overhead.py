@@ -3,7 +3,7 @@
     python benchmarks/deployment_overhead.py [--rounds 3] [--against CHECKOUT]
 
 The work of a round is what it takes in process (`hfedatm run`), clients one after another. The
-first deployed round also starts the station runs and the clients' warm processes; the figure is the
+first deployed round also starts the station runs and what the nodes fork from; the figure is the
 median of the later ones. ``--against`` measures an older checkout of this repository, too, after
 the present one, with the same Python. Prints the figures and writes
 ``results/deployment_overhead.json``.
@@ -36,7 +36,7 @@ def seconds(folder: Path) -> list[float]:
 def measure(code: Path, rounds: int, first_port: int) -> dict[str, Any]:
     """Return the figures of one checkout."""
     load = os.getloadavg()[0]
-    environment = os.environ | {"PYTHONPATH": str(code)}
+    environment = os.environ | {"PYTHONPATH": str(code), "OMP_NUM_THREADS": "1"}
 
     def hfedatm(*given: str) -> None:
         subprocess.run([HFEDATM, *given], check=True, cwd=code, env=environment)

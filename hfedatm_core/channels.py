@@ -16,6 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hfedatm_core.arrays import take
+
 Role = Literal["filter", "vector", "input"]
 Kind = Literal["conv", "linear"]
 
@@ -141,7 +143,7 @@ class ChannelGraph:
     ) -> Tensor:
         """Reorder one axis of the named tensor; as it is, not a copy, where nothing moves."""
         index = self.index(name, axis, tensor.shape[axis], permutations)
-        return tensor if index is None else tensor.index_select(axis, index.to(tensor.device))
+        return tensor if index is None else take(tensor, index, axis)
 
     def index(
         self, tensor: str, axis: int, length: int, permutations: Mapping[str, Tensor]
