@@ -89,8 +89,13 @@ def node(
         command += ["--root-certificates", machine.secret("ca.pem")]
         command += ["--auth-supernode-private-key", machine.secret("node")]
     process = _process(machine, "node", command, port)
-    work = _STATION_WORK if "link" in config else _CLIENT_WORK
-    return replace(process, environment={**process.environment, PRELOAD: work})
+    environment = {
+        **process.environment,
+        PRELOAD: _STATION_WORK if "link" in config else _CLIENT_WORK,
+        # A process that has looked for GPUs in any other way must not fork.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
+    return replace(process, environment=environment)
 
 
 def _process(machine: Machine, kind: str, command: list[str], port: int) -> Process:
