@@ -1,86 +1,97 @@
 """How much of a deployed round is not training: three tiers of processes against one process.
 
-    python benchmarks/deployment_overhead.py [--rounds 3] [--against CHECKOUT]
+The work of a round is what it takes in one process (`hfedatm run`), clients one after another; here
+all processes share one machine, so that it is not done sooner. The first deployed round also starts
+the station runs and what the nodes fork from; the figure is the median of the later ones.
 
-The work of a round is what it takes in process (`hfedatm run`), clients one after another. The
-first deployed round also starts the station runs and what the nodes fork from; the figure is the
-median of the later ones. ``--against`` measures an older checkout of this repository, too, after
-the present one, with the same Python. Prints the figures and writes
-``results/deployment_overhead.json``.
+``--against CHECKOUT`` then measures an older checkout of this repository with the same Python.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from measure import Figure, options, publish
 
 from hfedatm.results import read_rounds
 
 HFEDATM = str(Path(sys.executable).with_name("hfedatm"))
 PROJECT = Path(__file__).resolve().parents[1]
-SETTINGS = ["stations=2", "clients-per-station=2", "station-rounds=2", "local-epochs=5"]
+# Half of what was measured first, with a new Python for every message: FIRST_FIGURE.
+FIRST_FIGURE = 14.6
 
 
 def seconds(folder: Path) -> list[float]:
     return [record["seconds"] for record in read_rounds(folder)]
 
 
-def measure(code: Path, rounds: int, first_port: int) -> dict[str, Any]:
-    """Return the figures of one checkout."""
-    load = os.getloadavg()[0]
-    environment = os.environ | {"PYTHONPATH": str(code), "OMP_NUM_THREADS": "1"}
+def measure(code: Path, chosen: argparse.Namespace, first_port: int) -> dict[str, float]:
+    """Return the seconds of rounds, in one process and deployed, with the code of one checkout."""
+    stations, clients, epochs, rounds = (1, 1, 1, 2) if chosen.smoke else (2, 2, 5, chosen.rounds)
+    threads = {"OMP_NUM_THREADS": str(chosen.threads)}
+    environment = os.environ | {"PYTHONPATH": str(code)} | threads
 
     def hfedatm(*given: str) -> None:
         subprocess.run([HFEDATM, *given], check=True, cwd=code, env=environment)
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        given = [*SETTINGS, f"rounds={rounds}", f"output={folder}"]
+        given = [f"stations={stations}", f"clients-per-station={clients}", "station-rounds=2"]
+        given += [f"local-epochs={epochs}", f"rounds={rounds}", f"output={folder}"]
         state = ["--folder", str(folder / "state")]
+        size = [f"--stations={stations}", f"--clients={clients}", f"--first-port={first_port}"]
         hfedatm("run", *given, "run-name=here")
         try:
-            hfedatm("up", "--stations=2", "--clients=2", f"--first-port={first_port}", *state)
+            hfedatm("up", *size, *state)
             hfedatm("submit", *given, "run-name=there", *state)
         finally:
             hfedatm("down", *state)
         here, there = seconds(folder / "here"), seconds(folder / "there")
     work, whole = statistics.median(here[1:]), statistics.median(there[1:])
     return {
-        "in_process_round_seconds": work,
-        "deployed_first_round_seconds": there[0],
-        "deployed_round_seconds": whole,
-        "share_not_training": 1 - work / whole,
-        "overhead_seconds": whole - work,
-        "load_before": load,
+        "ratio": (whole - work) / work,
+        "share not training": 1 - work / whole,
+        "one process": work,
+        "deployed": whole,
+        "deployed, first round": there[0],
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+def figure(name: str, found: dict[str, float], limit: float | None) -> Figure:
+    return Figure(
+        name,
+        found["ratio"],
+        limit,
+        "the same round in one process",
+        details={key: float(f"{value:.4g}") for key, value in found.items()},
+    )
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--first-port", type=int, default=9500)
     parser.add_argument("--against", type=Path, metavar="CHECKOUT")
-    chosen = parser.parse_args()
+    own, rest = parser.parse_known_args(given)
+    chosen = argparse.Namespace(**vars(options(__doc__, rest)), **vars(own))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # not without `hfedatm down`
-    result = {"settings": SETTINGS, "cores": os.cpu_count()}
-    result["now"] = measure(PROJECT, chosen.rounds, chosen.first_port)
+    name = "time of a deployed round beside training, LeNet-5"
+    figures = [figure(name, measure(PROJECT, chosen, chosen.first_port), FIRST_FIGURE / 2)]
     if chosen.against:
         checkout = chosen.against.resolve()
-        commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=checkout)
-        before = measure(checkout, chosen.rounds, chosen.first_port + 100)
-        result["before"] = {"commit": commit.decode().strip(), **before}
-    print(json.dumps(result, indent=2))
-    target = Path(__file__).parent / "results" / "deployment_overhead.json"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps(result, indent=2) + "\n")
+        git = ["git", "rev-parse", "--short", "HEAD"]
+        commit = subprocess.check_output(git, cwd=checkout, text=True).strip()
+        before = measure(checkout, chosen, chosen.first_port + 100)
+        figures.append(figure(f"{name}, at commit {commit}", before, None))
+    publish(__file__, figures, chosen)
 
 
 if __name__ == "__main__":

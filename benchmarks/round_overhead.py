@@ -54,7 +54,7 @@ def main(given: Sequence[str] | None = None) -> None:
     if chosen.smoke:
         sizes = {"lenet5": (2, 1, 4, 1), "resnet18": (2, 1, 4, 1)}
     else:
-        sizes = {"lenet5": (10, 10, 32, 10), "resnet18": (4, 2, 16, 10)}
+        sizes = {"lenet5": (10, 10, 32, 10), "resnet18": (4, 2, 8, 10)}
     # What is paid once in a process (imports, thread pools) is paid before.
     for rule in ("hfedatm", "avg"):
         three_tiers(lenet5(2, 1, 4, 1) | {"server-rule": rule})()

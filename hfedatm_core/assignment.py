@@ -116,5 +116,9 @@ def assign(
     favourites = objective.argmin(1)
     if len(torch.unique(favourites)) == n:  # no two rows want the same column: nothing to solve
         return favourites
+    # Constants per row and column change no comparison of assignments; a zero in each of them lets
+    # the solver start from there.
+    objective -= objective.amin(1, keepdim=True)
+    objective -= objective.amin(0)
     _, columns = linear_sum_assignment(objective.numpy())
     return torch.from_numpy(np.asarray(columns, dtype=np.int64))

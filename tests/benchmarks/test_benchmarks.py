@@ -32,7 +32,13 @@ def test_the_driver_knows_every_script():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
-@pytest.mark.parametrize("name", script_names())
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.e2e if name == "deployment_overhead" else ())
+        for name in script_names()
+    ],
+)
 def test_a_script_writes_its_figures(name, tmp_path):
     importlib.import_module(name).main(["--smoke", "--output", str(tmp_path)])
     result = json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
