@@ -122,9 +122,10 @@ def client_data(settings: Settings, client: int, node_config: Mapping[str, Any])
             )
         share = shares_of(settings, data_dir)[client]
         own = [data.domains[name].subset(index) for name, index in share.items() if len(index)]
-    parts = [split_validation(d.targets, settings.validation_fraction, settings.seed) for d in own]
-    return ClientData(
-        data.spec,
-        concat([d.subset(train) for d, (train, _) in zip(own, parts, strict=True)]),
-        [d.subset(held) for d, (_, held) in zip(own, parts, strict=True) if len(held)],
-    )
+    train, validation = [], []
+    for domain in own:
+        kept, held = split_validation(domain.targets, settings.validation_fraction, settings.seed)
+        train.append(domain.subset(kept) if len(held) else domain)
+        if len(held):
+            validation.append(domain.subset(held))
+    return ClientData(data.spec, concat(train), validation)

@@ -148,6 +148,11 @@ def pick_device(settings: Settings) -> torch.device:
         if not _is_there(device):
             raise UserError(f"device: this machine has no {device}; 'auto' takes what there is")
         return device
+    return _best_device()
+
+
+@cache  # a process that serves many clients asks for each of them
+def _best_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
