@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+Prepared = tuple[Callable[..., Callable[[], object]], tuple[Any, ...]]
 PACKAGES = ("torch", "numpy", "scipy", "flwr", "POT", "transformers")
 
 
@@ -70,7 +71,7 @@ def set_threads(count: int) -> None:
 
 
 def paired(
-    ours: Callable[[], object], theirs: Callable[[], object], repeats: int, warm_up: bool = True
+    ours: Callable[[], object], theirs: Callable[[], object], repeats: int
 ) -> dict[str, float]:
     """Time two jobs in turn, ours and theirs and ours again, and compare each pair.
 
@@ -83,11 +84,53 @@ def paired(
         ``ratio`` is the median over the pairs, ``low`` and ``high`` their quartiles; ``ours`` and
         ``theirs`` are medians in seconds.
     """
-    if warm_up:  # what is paid once (imports, caches, page faults) is not compared
-        ours(), theirs()
+    ours(), theirs()  # what is paid once (imports, caches, page faults) is not compared
     gc.collect()
     gc.freeze()  # or else looking through all imported modules takes longer than many a job
-    pairs = [(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(repeats)]
+    return _compared([(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(repeats)])
+
+
+def side_by_side(ours: Prepared, theirs: Prepared, pairs: int, times: int = 1) -> dict[str, float]:
+    """Time two jobs at once, each in a new process on a core of its own; returns as `paired`.
+
+    For jobs so long that the machine changes its pace while they take turns: here it slows both.
+    The cores are exchanged from pair to pair. A side is a function and what to call it with, which
+    returns the job, warmed up; the job is done ``times`` times.
+    """
+    context = multiprocessing.get_context("spawn")
+    cores = sorted(os.sched_getaffinity(0))
+    found = []
+    for number in range(pairs):
+        ready = context.Barrier(2)
+        queues = [context.SimpleQueue() for _ in range(2)]
+        processes = [
+            context.Process(
+                target=_time, args=(queue, ready, cores[core % len(cores)], side, times)
+            )
+            for queue, side, core in zip(queues, (ours, theirs), (number, number + 1), strict=True)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        if any(process.exitcode for process in processes):
+            raise RuntimeError("a side failed in its process")
+        found.append((float(queues[0].get()), float(queues[1].get())))
+    return _compared(found)
+
+
+def _time(queue: Any, ready: Any, core: int, side: Prepared, times: int) -> None:
+    os.sched_setaffinity(0, {core})
+    set_threads(1)
+    prepare, given = side
+    job = prepare(*given)
+    gc.collect()
+    gc.freeze()
+    ready.wait()
+    queue.put(sum(cpu_seconds(job) for _ in range(times)) / times)
+
+
+def _compared(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
     ratios = sorted(a / b for a, b in pairs)
     return {
         "ratio": statistics.median(ratios),
@@ -95,7 +138,7 @@ def paired(
         "high": ratios[-1 - len(ratios) // 4],
         "ours": statistics.median(a for a, _ in pairs),
         "theirs": statistics.median(b for _, b in pairs),
-        "repeats": repeats,
+        "repeats": len(pairs),
     }
 
 

@@ -1,8 +1,8 @@
-"""Read the arrays of a message.
+"""Read and write the arrays of a message.
 
-Flower sends an array as the bytes of a ``.npy`` file. ``np.load`` evaluates the text of its header
-as a Python literal, for every array of every message; a federation sends the same few headers over
-and over, so here they are kept.
+Flower sends an array as the bytes of a ``.npy`` file. NumPy writes and parses the text of its
+header, a Python literal, for every array of every message; a federation sends the same few headers
+over and over, so here they are kept.
 """
 
 from __future__ import annotations
@@ -30,6 +30,20 @@ def read_array(array: Array) -> np.ndarray[Any, Any]:
         raise ValueError(f"an array of type {dtype} and shape {shape} is not accepted")
     values = np.frombuffer(data, dtype, math.prod(shape), end)
     return values.reshape(shape, order="F" if fortran_order else "C").copy(order="K")
+
+
+def write_array(values: np.ndarray[Any, Any]) -> Array:
+    """Return what ``Array(values)`` returns for an array of plain numbers, in C order."""
+    header = _header(values.shape, values.dtype)
+    return Array(str(values.dtype), values.shape, "numpy.ndarray", header + values.tobytes())
+
+
+@lru_cache(maxsize=4096)
+def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    stream = BytesIO()
+    layout = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, layout)
+    return stream.getvalue()
 
 
 @lru_cache(maxsize=4096)

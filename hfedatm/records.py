@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from hfedatm.npy import read_array
+from hfedatm.npy import read_array, write_array
 from hfedatm.settings import Settings
 from hfedatm_core.arrays import is_finite
 from hfedatm_core.gram import FactorGram, Gram
@@ -89,7 +89,7 @@ class Failure:
 
 def arrays_to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
     """Wrap named numpy arrays."""
-    return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in arrays.items()})
+    return ArrayRecord({name: write_array(value) for name, value in arrays.items()})
 
 
 def record_to_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
@@ -100,7 +100,7 @@ def record_to_arrays(record: ArrayRecord) -> dict[str, np.ndarray]:
 def state_to_record(state: Mapping[str, torch.Tensor]) -> ArrayRecord:
     """Wrap a state dict."""
     return ArrayRecord(
-        {name: Array(tensor.detach().cpu().numpy()) for name, tensor in state.items()}
+        {name: write_array(tensor.detach().cpu().numpy()) for name, tensor in state.items()}
     )
 
 

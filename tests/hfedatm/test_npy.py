@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from hfedatm.npy import read_array
+from hfedatm.npy import read_array, write_array
 
 
 def sent(data: bytes, shape=(2,), dtype="float32", stype="numpy.ndarray") -> Array:
@@ -30,6 +30,21 @@ def test_arrays_are_read_as_flower_reads_them(values, transposed):
     assert ours.dtype == flower.dtype and ours.shape == flower.shape
     assert np.array_equal(ours, flower)
     assert ours.flags.writeable and ours.flags.owndata
+
+
+@given(
+    hnp.arrays(
+        st.sampled_from([np.float16, np.float32, np.float64, np.int64, np.uint8, np.bool_]),
+        hnp.array_shapes(min_dims=0, min_side=0, max_side=4),
+        elements=st.integers(0, 1),
+    ),
+    st.booleans(),
+)
+def test_arrays_are_written_as_flower_writes_them(values, transposed):
+    values = values.T if transposed else values
+    ours, flower = write_array(values), Array(np.ascontiguousarray(values).reshape(values.shape))
+    assert (ours.dtype, ours.shape, ours.stype) == (flower.dtype, flower.shape, flower.stype)
+    assert ours.data == flower.data
 
 
 def test_two_reads_share_nothing():
