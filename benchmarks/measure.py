@@ -123,10 +123,14 @@ def _time(queue: Any, ready: Any, core: int, side: Prepared, times: int) -> None
     os.sched_setaffinity(0, {core})
     set_threads(1)
     prepare, given = side
-    job = prepare(*given)
+    try:
+        job = prepare(*given)
+    except BaseException:
+        ready.abort()  # or the other side would wait for ever
+        raise
     gc.collect()
     gc.freeze()
-    ready.wait()
+    ready.wait(timeout=600)
     queue.put(sum(cpu_seconds(job) for _ in range(times)) / times)
 
 
