@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from measure import Figure, options, publish
+from measure import Figure, details, options, publish
 
 from hfedatm.results import read_rounds
 
@@ -71,7 +71,7 @@ def figure(name: str, found: dict[str, float], limit: float | None) -> Figure:
         found["ratio"],
         limit,
         "the same round in one process",
-        details={key: float(f"{value:.4g}") for key, value in found.items()},
+        details=details(found),
     )
 
 

@@ -1,8 +1,8 @@
 """The ClientApp: one handler per kind of task, each a few lines.
 
 Whatever goes wrong in a handler is answered with its error: the station records it, the server logs
-it, and the person who started the run reads it. What needs torch is imported late: a deployed node
-answers many messages without it.
+it, and the person who started the run reads it. What needs torch is imported late: a node
+says where it is in the tree without it.
 """
 
 from __future__ import annotations

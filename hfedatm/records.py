@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from hfedatm.handover.recordfile import content_bytes
 from hfedatm.npy import read_array, write_array
 from hfedatm.settings import Settings
 from hfedatm_core.arrays import is_finite
@@ -165,12 +166,6 @@ def open_reply(message: Message, max_mb: float) -> RecordDict:
     if size > max_mb * 1e6:
         raise BadReply(f"reply of {size / 1e6:.1f} MB is larger than max-reply-mb = {max_mb:g}")
     return content
-
-
-def content_bytes(content: RecordDict) -> int:
-    """Bytes of all arrays in a message."""
-    records = content.values()
-    return sum(record.count_bytes() for record in records if isinstance(record, ArrayRecord))
 
 
 def open_state(

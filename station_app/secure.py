@@ -14,8 +14,9 @@ import numpy as np
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
+from hfedatm.handover.recordfile import content_bytes
 from hfedatm.privacy import secure_threshold
-from hfedatm.records import BadReply, content_bytes, open_reply, record_to_arrays, take_each
+from hfedatm.records import BadReply, open_reply, record_to_arrays, take_each
 from hfedatm.runtime.streaming import NO_REPLY
 from hfedatm.secure import IN_THE_CLEAR, Layout, mean_reply
 from hfedatm.settings import Settings

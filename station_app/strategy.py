@@ -17,11 +17,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from hfedatm.errors import UserError
+from hfedatm.handover.recordfile import content_bytes
 from hfedatm.records import (
     Failure,
     State,
     Task,
-    content_bytes,
     open_grams,
     open_metrics,
     open_reply,

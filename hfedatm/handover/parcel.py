@@ -26,8 +26,7 @@ class BadParcel(ValueError):
 
 def wrap(content: RecordDict) -> RecordDict:
     """Return content that carries ``content`` as one array; large content stays as it is."""
-    sizes = (record.count_bytes() for record in content.values() if isinstance(record, ArrayRecord))
-    if sum(sizes) > MAX_BYTES:
+    if recordfile.content_bytes(content) > MAX_BYTES:
         return content
     buffer = BytesIO()
     recordfile.write(content, buffer)

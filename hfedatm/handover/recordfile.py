@@ -71,6 +71,12 @@ def read(file: IO[bytes]) -> RecordDict:
     return content
 
 
+def content_bytes(content: RecordDict) -> int:
+    """Bytes of all arrays in a message."""
+    records = content.values()
+    return sum(record.count_bytes() for record in records if isinstance(record, ArrayRecord))
+
+
 def _encode_bytes(value: Any) -> dict[str, str]:
     if not isinstance(value, bytes):
         raise TypeError(f"a record cannot hold a value of type {type(value).__name__}")

@@ -11,19 +11,18 @@ from hypothesis.extra import numpy as hnp
 
 from hfedatm.npy import read_array, write_array
 
+plain_numbers = hnp.arrays(
+    st.sampled_from([np.float16, np.float32, np.float64, np.int64, np.uint8, np.bool_]),
+    hnp.array_shapes(min_dims=0, min_side=0, max_side=4),
+    elements=st.integers(0, 1),
+)
+
 
 def sent(data: bytes, shape=(2,), dtype="float32", stype="numpy.ndarray") -> Array:
     return Array(dtype=dtype, shape=shape, stype=stype, data=data)
 
 
-@given(
-    hnp.arrays(
-        st.sampled_from([np.float16, np.float32, np.float64, np.int64, np.uint8, np.bool_]),
-        hnp.array_shapes(min_dims=0, min_side=0, max_side=4),
-        elements=st.integers(0, 1),
-    ),
-    st.booleans(),
-)
+@given(plain_numbers, st.booleans())
 def test_arrays_are_read_as_flower_reads_them(values, transposed):
     array = Array(values.T if transposed else values)
     ours, flower = read_array(array), array.numpy()
@@ -32,14 +31,7 @@ def test_arrays_are_read_as_flower_reads_them(values, transposed):
     assert ours.flags.writeable and ours.flags.owndata
 
 
-@given(
-    hnp.arrays(
-        st.sampled_from([np.float16, np.float32, np.float64, np.int64, np.uint8, np.bool_]),
-        hnp.array_shapes(min_dims=0, min_side=0, max_side=4),
-        elements=st.integers(0, 1),
-    ),
-    st.booleans(),
-)
+@given(plain_numbers, st.booleans())
 def test_arrays_are_written_as_flower_writes_them(values, transposed):
     values = values.T if transposed else values
     ours, flower = write_array(values), Array(np.ascontiguousarray(values).reshape(values.shape))
