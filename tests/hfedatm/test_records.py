@@ -44,7 +44,7 @@ def test_task_there_and_back():
         torch.zeros(0, 3),
         torch.randn(4, 3).T,
     ],
-    ids=str,
+    ids=["matrix", "float64", "integer", "booleans", "empty", "transposed"],
 )
 def test_tensors_keep_value_shape_and_type(tensor):
     found = record_to_state(state_to_record({"x": tensor}))["x"]
