@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app.apart import apart
+from hfedatm.errors import UserError
 from hfedatm.handling import answering
 from hfedatm.handover.parcel import by_parcel
 
@@ -53,7 +54,7 @@ def train(message: Message, context: Context) -> RecordDict:
     reply = RecordDict({"model": state_to_record(work.model.state_dict())})
     if work.task.send_grams:
         trained = time.perf_counter()
-        reply["grams"] = grams_to_record(work.grams(), work.settings.gram_dtype)
+        reply["grams"] = grams_to_record(work.grams(), work.gram_dtype)
         metrics["gram-seconds"] = time.perf_counter() - trained
     metrics |= work.spend()
     metrics |= {"num-examples": work.num_examples, "seconds": time.perf_counter() - started}
@@ -69,7 +70,7 @@ def measure(message: Message, context: Context) -> RecordDict:
 
     work = _work(message, context)
     started = time.perf_counter()
-    grams = grams_to_record(work.grams(), work.settings.gram_dtype)
+    grams = grams_to_record(work.grams(), work.gram_dtype)
     metrics = {
         "num-examples": work.num_examples,
         "gram-seconds": time.perf_counter() - started,
@@ -127,4 +128,8 @@ def reveal(message: Message, context: Context) -> RecordDict:
 def _work(message: Message, context: Context) -> LocalWork:
     from client_app.work import LocalWork
 
-    return LocalWork(message.content, context)
+    work = LocalWork(message.content, context)
+    asked = message.metadata.message_type.removeprefix("train.")
+    if work.task.kind != asked:  # what is booked in the ledger follows from the task
+        raise UserError(f"a task to {work.task.kind!r} came as a message to {asked!r}")
+    return work

@@ -32,7 +32,7 @@ def withhold(reply: RecordDict, content: RecordDict, task: Task, folder: Path) -
         raise SecureAggregationError(
             "secure-aggregation is on, but the station asked for a reply in the clear"
         )
-    layout, vector = flatten(reply, task.settings.gram_weights)
+    layout, vector = flatten(reply, task.settings)
     client = SecureClient(task.client, asked["session"])  # type: ignore[arg-type]
     keys = client.advertise()
     threshold = secure_threshold(task.settings, int(asked["asked"]))  # type: ignore[arg-type]

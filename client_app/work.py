@@ -14,7 +14,7 @@ from client_app.training import evaluate, learning_rate, torch_threads, train_lo
 from hfedatm.assembly import build_method, build_model, example_grams, pick_device
 from hfedatm.errors import UserError
 from hfedatm.plugins import check_call, import_object
-from hfedatm.privacy import is_private
+from hfedatm.privacy import gram_examples, is_private
 from hfedatm.records import Task, find_record, record_to_state
 from hfedatm.seeding import derive, seed_torch
 from hfedatm.state import NodeMemory
@@ -36,6 +36,11 @@ class LocalWork:
         settings = self.settings = self.task.settings
         self.device = pick_device(settings)
         self.method = build_method(settings)
+        if settings.dp_sgd and self.task.kind != "evaluate" and not self.method.per_example_loss:
+            raise UserError(
+                f"dp-sgd: client-method = {settings.client_method!r} under server-rule = "
+                f"{settings.server_rule!r} sends more than noised gradients of single examples"
+            )
         self.data = client_data(settings, self.task.client, context.node_config)
         self.received = record_to_state(content["model"])  # type: ignore[arg-type]
         shared = find_record(content, "shared", ArrayRecord)
@@ -120,8 +125,7 @@ class LocalWork:
                 bias=s.regmean_bias == "exact",
             )
         if self.privacy and s.privacy_mechanism != "none":
-            used = min(self.num_examples, s.gram_batches * s.batch_size or self.num_examples)
-            return self.privacy.release(grams, used, self.asked)
+            return self.privacy.release(grams, gram_examples(s, self.num_examples), self.asked)
         for layer, gram in grams.items():
             if gram.rows < s.gram_min_rows:
                 raise UserError(
@@ -130,6 +134,15 @@ class LocalWork:
                     "examples, or turn on privacy.mechanism"
                 )
         return grams
+
+    @property
+    def gram_dtype(self) -> str:
+        """Return the type in which Grams leave.
+
+        Not rounded for a secure sum: the sum of numbers that were rounded each to steps of its own
+        size can be taken apart again.
+        """
+        return "float64" if self.settings.secure_aggregation else self.settings.gram_dtype
 
     def spend(self) -> dict[str, float]:
         """Book what the reply releases, before it leaves; return what to report of it."""

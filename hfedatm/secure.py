@@ -1,20 +1,25 @@
 """A client's reply as one vector whose sum over clients gives their mean reply.
 
 With n examples, the vector is n, then n times every number that is averaged by examples (weights,
-shared arrays, loss), then the Grams times their weight. What it is made of, the layout, is no
-secret; its numbers are.
+shared arrays, loss), then the weight of the Grams and the Grams times it. The weight is the number
+of examples *they* were made of (``gram-batches``): times any other number, an example would count
+for more than its clip and the noise for less than was agreed. What the vector is made of, the
+layout, is no secret; its numbers are.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from hfedatm.privacy import gram_examples
 from hfedatm.records import (
     BadReply,
     arrays_to_record,
@@ -22,9 +27,11 @@ from hfedatm.records import (
     record_to_arrays,
     record_to_grams,
 )
+from hfedatm.settings import Settings
 from hfedatm_core.gram import PackedGram
 from hfedatm_core.sharing import distinct
 
+_WHOLE = 2.0**-24
 Vector = npt.NDArray[np.float64]
 IN_THE_CLEAR = ("epsilon", "seconds", "gram-seconds")
 """Metrics that say nothing about the data beyond the number of examples."""
@@ -76,11 +83,11 @@ class Layout:
     @property
     def size(self) -> int:
         """Length of the vector."""
-        arrays = sum(int(np.prod(shape)) for *_, shape in self.arrays)
-        return 1 + len(self.metrics) + arrays + self.gram_size
+        arrays = sum(math.prod(shape) for *_, shape in self.arrays)
+        return 1 + len(self.metrics) + arrays + bool(self.grams) + self.gram_size
 
 
-def flatten(reply: RecordDict, gram_weights: str) -> tuple[Layout, Vector]:
+def flatten(reply: RecordDict, settings: Settings) -> tuple[Layout, Vector]:
     """Return a reply's layout and vector."""
     metrics = dict(reply["metrics"])
     examples = float(metrics.pop("num-examples"))
@@ -93,10 +100,12 @@ def flatten(reply: RecordDict, gram_weights: str) -> tuple[Layout, Vector]:
             continue
         for name, value in record_to_arrays(record).items():
             arrays.append((key, name, str(value.dtype), list(value.shape)))
-            parts.append(value.astype(np.float64).ravel() * examples)
+            parts.append(value.astype(np.float64).ravel() * (examples * _unit(value.dtype)))
     grams = []
     if "grams" in reply:
-        weight = examples if gram_weights == "examples" else 1.0
+        by_examples = settings.gram_weights == "examples"
+        weight = float(gram_examples(settings, int(examples))) if by_examples else 1.0
+        parts.append(np.array([weight]))
         for layers, gram in distinct(record_to_grams(reply["grams"])).items():
             assert isinstance(gram, PackedGram), "factors are refused before round 1"
             grams.append((list(layers), gram.dim))
@@ -104,7 +113,7 @@ def flatten(reply: RecordDict, gram_weights: str) -> tuple[Layout, Vector]:
     return Layout(averaged, arrays, grams), np.concatenate(parts)
 
 
-def mean_reply(layout: Layout, total: Vector, clients: int, gram_weights: str) -> RecordDict:
+def mean_reply(layout: Layout, total: Vector, clients: int) -> RecordDict:
     """Return the reply that stands for all clients of a sum; `BadReply` if the sum is not sound.
 
     A mask that was left in the sum makes a whole number of examples all but impossible.
@@ -116,11 +125,13 @@ def mean_reply(layout: Layout, total: Vector, clients: int, gram_weights: str) -
     metrics = {name: float(values.take(1)[0]) / examples for name in layout.metrics}
     records: dict[str, dict[str, np.ndarray]] = {}
     for key, name, dtype, shape in layout.arrays:
-        mean = values.take(int(np.prod(shape))).reshape(shape) / examples
-        whole = np.issubdtype(np.dtype(dtype), np.integer)
-        records.setdefault(key, {})[name] = (np.rint(mean) if whole else mean).astype(dtype)
+        unit = _unit(np.dtype(dtype))
+        mean = values.take(math.prod(shape)).reshape(shape) / (examples * unit)
+        records.setdefault(key, {})[name] = (np.rint(mean) if unit != 1 else mean).astype(dtype)
     reply = RecordDict({key: arrays_to_record(arrays) for key, arrays in records.items()})
-    weight = examples if gram_weights == "examples" else float(clients)
+    weight = float(values.take(1)[0]) if layout.grams else 1.0
+    if weight != round(weight) or not 1 <= weight <= examples:
+        raise BadReply(f"the secure sum is spoilt: its Grams weigh {weight:.6g}")
     grams = {}
     for layers, dim in layout.grams:
         triangle = torch.from_numpy(values.take(dim * (dim + 1) // 2) / weight)
@@ -131,6 +142,15 @@ def mean_reply(layout: Layout, total: Vector, clients: int, gram_weights: str) -
         {**metrics, "num-examples": int(examples), "num-clients": clients}
     )
     return reply
+
+
+def _unit(dtype: np.dtype[Any]) -> float:
+    """Return what one is in the vector: whole numbers need no fraction, but more room.
+
+    BatchNorm counts all batches of the run; times the examples that is more than the fixed point
+    of the sum has room for beside its fraction.
+    """
+    return 1.0 if dtype.kind == "f" else _WHOLE
 
 
 class _Reader:

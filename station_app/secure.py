@@ -99,7 +99,7 @@ class _SecureSum:
 
     def _mean(self, total: np.ndarray, survivors: int) -> RecordDict:
         assert self._layout is not None
-        reply = mean_reply(self._layout, total, survivors, self._settings.gram_weights)
+        reply = mean_reply(self._layout, total, survivors)
         per_client = self._bytes // survivors
         metrics: MetricRecord = reply["metrics"]  # type: ignore[assignment]
         metrics["bytes-up"] = self._bytes

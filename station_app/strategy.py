@@ -18,6 +18,7 @@ from flwr.serverapp.strategy import Strategy
 
 from hfedatm.errors import UserError
 from hfedatm.handover.recordfile import content_bytes
+from hfedatm.privacy import gram_examples
 from hfedatm.records import (
     Failure,
     State,
@@ -162,7 +163,8 @@ class StationStrategy(Strategy):
         metrics: Mapping[str, float],
     ) -> None:
         by_examples = self.settings.gram_weights == "examples"
-        total.add(grams, int(metrics["num-examples"]) if by_examples else 1)
+        examples = int(metrics["num-examples"])
+        total.add(grams, gram_examples(self.settings, examples) if by_examples else 1)
         size = metrics["gram-bytes-up"] if self._secure else content["grams"].count_bytes()
         self.gram_bytes_up += int(size)
         self.gram_seconds += metrics.get("gram-seconds", 0.0)
@@ -186,7 +188,8 @@ class StationStrategy(Strategy):
 
     def configure_prepare(self, arrays: ArrayRecord, grid: Grid) -> list[Message]:
         """Ask the clients of the first station round for what their method shares."""
-        return self._messages(grid, "train.prepare", self.task.but(station_round=1), arrays)
+        task = self.task.but(kind="prepare", station_round=1)
+        return self._messages(grid, "train.prepare", task, arrays)
 
     def aggregate_prepare(self, replies: Iterable[Message], template: State) -> State:
         """Average it by examples; ``template`` says which arrays, of what shapes."""

@@ -25,6 +25,7 @@ SECURE = {
     "gram-min-rows": 1,
 }
 PLAIN = SECURE | {"secure-aggregation": False}
+UNIFORM = small_settings(**SECURE)
 
 
 class Spied:
@@ -99,12 +100,12 @@ def test_quantisation_is_as_small_as_stated():
     app = Spied()
     gather(app, **PLAIN)
     replies = [reply.content for _, _, reply in app.seen]
-    layout, vectors = flatten(replies[0], "uniform")[0], [flatten(r, "uniform")[1] for r in replies]
+    layout, vectors = flatten(replies[0], UNIFORM)[0], [flatten(r, UNIFORM)[1] for r in replies]
     exact = np.sum(vectors, axis=0)
     ring = FixedPoint()
     total = ring.decode(np.sum([ring.encode(v, CLIENTS) for v in vectors], axis=0))
     assert np.abs(total - exact).max() <= CLIENTS * 2.0**-33 + 1e-12
-    mean = record_to_state(mean_reply(layout, total, CLIENTS, "uniform")["model"])
+    mean = record_to_state(mean_reply(layout, total, CLIENTS)["model"])
     examples = exact[0]
     weights = np.array([v[0] for v in vectors])
     name = "4.weight"
@@ -289,8 +290,8 @@ def test_grams_are_found_in_the_reply_again():
     app = Spied()
     gather(app, **PLAIN)
     reply = app.seen[0][2].content
-    layout, vector = flatten(reply, "examples")
-    back = mean_reply(layout, vector, 1, "examples")
+    layout, vector = flatten(reply, small_settings(**SECURE, **{"gram-weights": "examples"}))
+    back = mean_reply(layout, vector, 1)
     assert layout.size == vector.size
     for name, gram in record_to_grams(reply["grams"]).items():
         torch.testing.assert_close(record_to_grams(back["grams"])[name].dense(), gram.dense())
