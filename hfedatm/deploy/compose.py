@@ -84,6 +84,8 @@ def write_compose(folder: Path, layout: Layout) -> list[Path]:
 def write_secrets(folder: Path, layout: Layout) -> None:
     """Make the certificates and keys that are missing; those that are there stay."""
     certificates.make_authority(folder)
+    for link in layout.links:
+        certificates.make_task_key(folder / link)
     for link, nodes in layout.links.items():
         hosts = [link, f"{link}-gateway", "localhost", "127.0.0.1"]
         if link == "server" and layout.host:
@@ -92,9 +94,9 @@ def write_secrets(folder: Path, layout: Layout) -> None:
             certificates.make_link_certificate(folder, folder / link, hosts)
         known = folder / link / "nodes"
         known.mkdir(mode=0o700, exist_ok=True)
-        for node in nodes:
-            if not (folder / node / "node").exists():
-                certificates.make_node_key(folder, folder / node)
+        first = 0 if link == "server" else (list(layout.links).index(link) - 1) * layout.clients
+        for place, node in enumerate(nodes, start=first):  # the place is its partition-id
+            certificates.enrol(folder, folder / node, node, link, place)
             shutil.copyfile(folder / node / "node.pub", known / f"{node}.pub")
         for key in known.glob("*.pub"):
             if key.stem not in nodes:

@@ -32,6 +32,7 @@ class Plan:
     links: dict[str, Process] = field(default_factory=dict)
     gateways: dict[str, Process] = field(default_factory=dict)
     nodes: list[tuple[Machine, str, Process]] = field(default_factory=list)  # and their link
+    places: list[tuple[Machine, str, int]] = field(default_factory=list)
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -51,10 +52,12 @@ def plan(
         layout.links[name] = topology.link(machine(name), next(ports))
         layout.gateways[name] = topology.gateway(machine(name), next(ports), layout.addresses[name])
 
-    def add_node(name: str, above: str, config: dict[str, str | int]) -> None:
+    def add_node(name: str, above: str, place: int, config: dict[str, str | int]) -> None:
+        config = {"partition-id": place, **config}
         entrance = f"{HOST}:{layout.gateways[above].port}"
         process = topology.node(machine(name), next(ports), entrance, config)
         layout.nodes.append((machine(name), above, process))
+        layout.places.append((machine(name), above, place))
 
     layout = Plan()
     ports = count(first_port)
@@ -63,11 +66,9 @@ def plan(
         station = f"station-{number + 1}"
         add_link(station)
         spool = str(folder / station / "spool")
-        add_node(station, "server", {"partition-id": number, "spool": spool, "link": station})
+        add_node(station, "server", number, {"spool": spool, "link": station})
         for local in range(clients):
-            name = f"{station}-client-{local + 1}"
-            place = number * clients + local
-            add_node(name, station, {"partition-id": place})
+            add_node(f"{station}-client-{local + 1}", station, number * clients + local, {})
     return layout
 
 
@@ -116,9 +117,9 @@ def make_secrets(folder: Path, layout: Plan) -> str:
     for name in layout.links:
         if not (folder / name / "link.key").exists():
             certificates.make_link_certificate(folder, folder / name, [name, "localhost", HOST])
-    for machine, _, _ in layout.nodes:
-        if not (folder / machine.name / "node").exists():
-            certificates.make_node_key(folder, folder / machine.name)
+        certificates.make_task_key(folder / name)
+    for machine, above, place in layout.places:
+        certificates.enrol(folder, folder / machine.name, machine.name, above, place)
     return str(folder / "ca.pem")
 
 
