@@ -67,6 +67,7 @@ def gateway(machine: Machine, port: int, link_address: str, host: str = "127.0.0
     scheme = "http" if machine.secrets is None else "https"
     command = [sys.executable, "-m", "hfedatm.deploy.gateway", "--host", host, "--port", str(port)]
     command += ["--upstream", f"{scheme}://{link_address}"]
+    command += ["--state", str(machine.state / "deliveries.db")]
     if machine.secrets is not None:
         command += ["--ca", machine.secret("ca.pem"), "--cert", machine.secret("link.pem")]
         command += ["--key", machine.secret("link.key")]

@@ -128,7 +128,8 @@ def test_a_task_sent_as_another_kind_is_refused(be, client):
 
 def test_a_task_of_yesterday_is_refused(be, client, monkeypatch):
     forged = sent(be, content())
-    monkeypatch.setattr(time, "time", lambda now=time.time(): now + 13 * 3600)
+    tomorrow = time.time() + 13 * 3600
+    monkeypatch.setattr(time, "time", lambda: tomorrow)
     assert "out of date" in refusal(client.get(forged))
 
 
