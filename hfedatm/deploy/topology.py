@@ -13,6 +13,7 @@ from pathlib import Path
 
 import tomli_w
 
+from hfedatm.deploy.installed_app import APP
 from hfedatm.deploy.prefork import PRELOAD
 
 # What the two kinds of nodes import before any message comes. Torch imports `_dynamo` with the
@@ -93,6 +94,7 @@ def node(
     environment = {
         **process.environment,
         PRELOAD: _STATION_WORK if "link" in config else _CLIENT_WORK,
+        APP: "station_app.app:client" if "link" in config else "client_app.app:app",
         # A process that has looked for GPUs in any other way must not fork.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
