@@ -70,7 +70,7 @@ def run_link(machine: Machine, isolation: str | None, superexec_secret: str | No
     _write_connection(machine, machine.name, Path(os.environ["FLWR_HOME"]))
     _write_connection(machine, machine.name, STATE / ".hfedatm/operator")  # for `hfedatm submit`
     ENROLLED.unlink(missing_ok=True)
-    link = subprocess.Popen(process.command, env=flower.environment())
+    link = subprocess.Popen(process.command, env=flower.environment() | dict(process.environment))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda caught, _: link.send_signal(caught))
     while link.poll() is None and not healthy(machine, "gateway"):

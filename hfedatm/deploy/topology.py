@@ -15,6 +15,7 @@ import tomli_w
 
 from hfedatm.deploy.installed_app import APP
 from hfedatm.deploy.prefork import PRELOAD
+from hfedatm.trust import secrets
 
 # What the two kinds of nodes import before any message comes. Torch imports `_dynamo` with the
 # first optimizer, and the embedded data set is scikit-learn's.
@@ -103,8 +104,11 @@ def node(
 
 def _process(machine: Machine, kind: str, command: list[str], port: int) -> Process:
     # What a node remembers from round to round is part of its machine's state.
-    memory = {"HFEDATM_STATE": str(machine.state / "memory")}
-    return Process(f"{machine.name}-{kind}", command, machine.state / f"{kind}-home", port, memory)
+    environment = {"HFEDATM_STATE": str(machine.state / "memory")}
+    if machine.secrets is not None:
+        environment[secrets.FOLDER] = str(machine.secrets)
+    home = machine.state / f"{kind}-home"
+    return Process(f"{machine.name}-{kind}", command, home, port, environment)
 
 
 def write_connections(home: Path, addresses: Mapping[str, str], ca_file: str | None) -> None:
