@@ -16,11 +16,12 @@ from flwr.clientapp import ClientApp
 from client_app.apart import apart
 from hfedatm.handling import answering
 from hfedatm.handover.parcel import by_parcel
+from hfedatm.trust.obeying import obey
 
 if TYPE_CHECKING:
     from client_app.work import LocalWork
 
-app = ClientApp(mods=[apart, by_parcel])
+app = ClientApp(mods=[apart, by_parcel, obey])
 
 
 @app.query()

@@ -172,6 +172,6 @@ class LocalWork:
 
 def load_train_fn(settings: Any) -> Callable[..., Any]:
     """Return the user's training function, or say what it must look like."""
-    function = import_object("train-fn", settings.train_fn)
+    function = import_object("train-fn", settings.train_fn, "hfedatm.trainers")
     check_call("train-fn", function, TRAIN_FN, "model", "batches", "received", "settings")
     return function  # type: ignore[no-any-return]

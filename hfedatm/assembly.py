@@ -21,6 +21,7 @@ from hfedatm.errors import UserError
 from hfedatm.plugins import calling, check_call, construct, find_class, find_function
 from hfedatm.seeding import derive, seed_torch
 from hfedatm.settings import Settings, parse_params
+from hfedatm.trust.policy import Policy
 from hfedatm_core import Gram, collect_grams
 from hfedatm_core.collect import forward
 from hfedatm_core.data import DataSpec, DomainData
@@ -29,8 +30,12 @@ from server_app.rules.base import Rule
 
 
 def load_data(settings: Settings, data_dir: str | None = None) -> DomainData:
-    """Load the data set; a process that serves many clients loads it once."""
-    return _load(settings.dataset, settings.dataset_params, data_dir or settings.data_dir)
+    """Load the data set; a process that serves many clients loads it once.
+
+    ``data_dir`` is the folder to read, whatever the settings say; an empty one is none.
+    """
+    folder = Policy.current().data.folder or settings.data_dir if data_dir is None else data_dir
+    return _load(settings.dataset, settings.dataset_params, folder)
 
 
 @lru_cache(maxsize=2)

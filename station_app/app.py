@@ -8,9 +8,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from hfedatm.handling import answering
 from hfedatm.handover.parcel import by_parcel
+from hfedatm.trust.obeying import obey
 from station_app import bridge
 
-client = ClientApp(mods=[by_parcel])
+client = ClientApp(mods=[by_parcel, obey])
 server = ServerApp()
 
 
