@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,6 +25,21 @@ def _own_cache(pytestconfig):
 def _own_state(tmp_path_factory, monkeypatch):
     """Keep what nodes remember out of the user's cache, and from one test to the next."""
     monkeypatch.setenv("HFEDATM_STATE", str(tmp_path_factory.mktemp("state")))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+
+
+@pytest.fixture
+def policy(tmp_path, monkeypatch):
+    """Make this process a deployed one, with a policy; called again, the owner has changed it."""
+
+    def write(**sections) -> Path:
+        path = tmp_path / "policy.toml"
+        named = {name.replace("_", "-"): values for name, values in sections.items()}
+        path.write_text(tomli_w.dumps(named))
+        monkeypatch.setenv("HFEDATM_POLICY", str(path))
+        return path
+
+    return write
 
 
 @pytest.fixture(scope="session")
