@@ -6,11 +6,12 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from hfedatm.assembly import load_data, target_domain
+from hfedatm.assembly import find_dataset, load_data, target_domain
 from hfedatm.errors import UserError
 from hfedatm.seeding import derive, generator
 from hfedatm.settings import Settings
@@ -104,6 +105,14 @@ def data_folder(settings: Settings, node_config: Mapping[str, Any], policy: Poli
     """Return the folder this node reads: the owner's word first, and where it counts alone."""
     own = policy.data.folder or str(node_config.get("data-dir", ""))
     return own if own or policy.is_owners else settings.data_dir
+
+
+def data_identity(settings: Settings, node_config: Mapping[str, Any], policy: Policy) -> str:
+    """Return which data this node works on: the same ones have one name, whatever a run says."""
+    if folder := data_folder(settings, node_config, policy):
+        return f"folder {Path(folder).expanduser().resolve()}"
+    load = find_dataset(settings.dataset)
+    return f"data set {load.__module__}:{getattr(load, '__qualname__', settings.dataset)}"
 
 
 def client_data(settings: Settings, client: int, node_config: Mapping[str, Any]) -> ClientData:

@@ -40,7 +40,7 @@ def load_data(settings: Settings, data_dir: str | None = None) -> DomainData:
 
 @lru_cache(maxsize=2)
 def _load(dataset: str, params: str, data_dir: str) -> DomainData:
-    load = find_function("dataset", dataset, hfedatm_core.data, "load", "hfedatm.datasets")
+    load = find_dataset(dataset)
     check_call("dataset", load, "load(data_dir, **params) -> DomainData", "data_dir")
     options = parse_params(params)
     _check_options("dataset", load, options, f"data set {dataset!r}", "data_dir")
@@ -49,6 +49,14 @@ def _load(dataset: str, params: str, data_dir: str) -> DomainData:
     if not isinstance(data, DomainData):
         raise UserError(f"dataset: {dataset!r} returned {type(data).__name__}, not a DomainData")
     return data
+
+
+def find_dataset(name: str) -> Callable[..., Any]:
+    """Return the function that loads a data set."""
+    found: Callable[..., Any] = find_function(
+        "dataset", name, hfedatm_core.data, "load", "hfedatm.datasets"
+    )
+    return found
 
 
 def target_domain(settings: Settings, data: DomainData) -> str:

@@ -50,7 +50,8 @@ class NodeMemory:
         for what, name in (("run", run), ("node", node)):
             if not isinstance(name, str) or not NAME.fullmatch(name):  # both come with a message
                 raise UserError(f"{what}: {str(name)[:60]!r} cannot name what a node remembers")
-        self.folder = state_root(root) / run / node
+        self.root = state_root(root)
+        self.folder = self.root / run / node
 
     def load(self, before: Moment) -> dict[str, torch.Tensor]:
         """Return what was kept last before this moment; empty at first."""
