@@ -21,11 +21,18 @@ def _own_cache(pytestconfig):
         os.environ["HFEDATM_CACHE"] = before
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_config(tmp_path_factory):
+    """Be a user of our own, who is the author of what tests make."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _own_state(tmp_path_factory, monkeypatch):
     """Keep what nodes remember out of the user's cache, and from one test to the next."""
     monkeypatch.setenv("HFEDATM_STATE", str(tmp_path_factory.mktemp("state")))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
 
 
 @pytest.fixture
