@@ -17,12 +17,13 @@ from client_app.apart import apart
 from hfedatm.handling import answering
 from hfedatm.handover.parcel import by_parcel
 from hfedatm.trust.introduction import introduction
+from hfedatm.trust.obeying import obey
 from hfedatm.trust.origin import known_origin
 
 if TYPE_CHECKING:
     from client_app.work import LocalWork
 
-app = ClientApp(mods=[apart, known_origin, by_parcel])
+app = ClientApp(mods=[apart, known_origin, by_parcel, obey])
 
 
 @app.query()

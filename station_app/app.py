@@ -9,10 +9,11 @@ from flwr.serverapp import Grid, ServerApp
 from hfedatm.handling import answering
 from hfedatm.handover.parcel import by_parcel
 from hfedatm.trust.introduction import introduction
+from hfedatm.trust.obeying import obey
 from hfedatm.trust.origin import known_origin
 from station_app import bridge
 
-client = ClientApp(mods=[known_origin, by_parcel])
+client = ClientApp(mods=[known_origin, by_parcel, obey])
 server = ServerApp()
 
 

@@ -160,7 +160,8 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-app, server = ClientApp(), ServerApp()
+app = ClientApp()
+server = ServerApp()
 
 @app.train()
 def train(message, context):
