@@ -6,6 +6,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says more about what else the machine does than about the code.
+settings.register_profile("hfedatm", deadline=None)
+settings.load_profile("hfedatm")
 
 
 @pytest.fixture(scope="session", autouse=True)
