@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from hypothesis import settings
+
+# How long an example takes says more about what else the machine does than about the code.
+settings.register_profile("hfedatm", deadline=None)
+settings.load_profile("hfedatm")
 
 
 @pytest.fixture(scope="session", autouse=True)
