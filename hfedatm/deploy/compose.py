@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hfedatm.deploy import certificates
 from hfedatm.errors import UserError
+from hfedatm.trust import writing
 
 FILES = ("docker-compose.yml", "docker-compose.insecure.yml", "docker-compose.gpu.yml")
 CONTAINER_USER = 1000
@@ -105,6 +106,14 @@ def write_secrets(folder: Path, layout: Layout) -> None:
         for path in [folder, *folder.rglob("*")]:
             if path.name != "ca.key":
                 os.chown(path, CONTAINER_USER, CONTAINER_USER)
+
+
+def write_policies(folder: Path, layout: Layout) -> list[Path]:
+    """Write the policies that the machines of this part lack; those that are there stay."""
+    names = [name for link in layout.shown for name in (link, *layout.links[link])]
+    shown = [n for n in names if n not in layout.links or n in layout.shown]
+    files = [folder / f"{name}.toml" for name in dict.fromkeys(shown)]
+    return [file for file in files if writing.write(file)]
 
 
 def write_user(folder: Path) -> None:

@@ -17,6 +17,8 @@ from hfedatm.deploy import certificates, flower, topology
 from hfedatm.deploy.processes import Processes
 from hfedatm.deploy.topology import Machine, Process
 from hfedatm.errors import UserError
+from hfedatm.trust import writing
+from hfedatm.trust.policy import Policy
 
 HOST = "127.0.0.1"
 
@@ -72,9 +74,25 @@ def plan(
     return layout
 
 
-def up(folder: Path, layout: Plan, *, patience: float = 120.0) -> Processes:
+def write_policies(folder: Path, layout: Plan, policy: Path | None = None) -> None:
+    """Give every machine its policy: a copy of ``policy``, or a new one where there is none."""
+    text = ""
+    if policy is not None:
+        Policy.load(policy)  # nothing starts on one that cannot be read
+        text = policy.read_text(encoding="utf-8")
+    for name in {*layout.links, *(machine.name for machine, _, _ in layout.nodes)}:
+        file = Machine(name, folder / name, None).policy_file
+        if text:
+            file.unlink(missing_ok=True)
+        writing.write(file, text)
+
+
+def up(
+    folder: Path, layout: Plan, *, patience: float = 120.0, policy: Path | None = None
+) -> Processes:
     """Start what `layout` says and wait until every node is online.
 
+    Every machine gets a copy of ``policy``; without one it keeps its own, or gets a new one.
     Everything is kept in `folder`: secrets, databases, spools, logs, and ``operator``, a Flower
     home in which every link is known by its machine's name.
     """
@@ -83,6 +101,7 @@ def up(folder: Path, layout: Plan, *, patience: float = 120.0) -> Processes:
         raise DeploymentError(f"already up in {folder}: {', '.join(living)}; `hfedatm down` first")
     _check_ports([*layout.links.values(), *layout.gateways.values(), *(n[2] for n in layout.nodes)])
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_policies(folder, layout, policy)
     secure = layout.nodes[0][0].secrets is not None
     ca_file = make_secrets(folder / "secrets", layout) if secure else None
     operator = folder / "operator"

@@ -16,6 +16,7 @@ import tomli_w
 from hfedatm.deploy.installed_app import APP
 from hfedatm.deploy.prefork import PRELOAD
 from hfedatm.trust import secrets
+from hfedatm.trust.policy import VARIABLE as POLICY
 
 # What the two kinds of nodes import before any message comes. Torch imports `_dynamo` with the
 # first optimizer, and the embedded data set is scikit-learn's.
@@ -38,12 +39,19 @@ class Process:
 class Machine:
     """Where one member of the hierarchy keeps its state and its secrets.
 
-    ``secrets`` is None when the links are plain text and nodes are not authenticated.
+    ``secrets`` is None when the links are plain text and nodes are not authenticated. The owner's
+    ``policy`` is in the state unless it is elsewhere.
     """
 
     name: str
     state: Path
     secrets: Path | None
+    policy: Path | None = None
+
+    @property
+    def policy_file(self) -> Path:
+        """What the owner of this machine allows a run to do with it."""
+        return self.policy or self.state / "policy.toml"
 
     def secret(self, file: str) -> str:
         """Return the path of one of this machine's secrets."""
@@ -104,11 +112,10 @@ def node(
 
 def _process(machine: Machine, kind: str, command: list[str], port: int) -> Process:
     # What a node remembers from round to round is part of its machine's state.
-    environment = {"HFEDATM_STATE": str(machine.state / "memory")}
+    own = {"HFEDATM_STATE": str(machine.state / "memory"), POLICY: str(machine.policy_file)}
     if machine.secrets is not None:
-        environment[secrets.FOLDER] = str(machine.secrets)
-    home = machine.state / f"{kind}-home"
-    return Process(f"{machine.name}-{kind}", command, home, port, environment)
+        own[secrets.FOLDER] = str(machine.secrets)
+    return Process(f"{machine.name}-{kind}", command, machine.state / f"{kind}-home", port, own)
 
 
 def write_connections(home: Path, addresses: Mapping[str, str], ca_file: str | None) -> None:
