@@ -5,13 +5,9 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
 import tomli_w
-from hypothesis import settings
-
-# How long an example takes says more about what else the machine does than about the code.
-settings.register_profile("hfedatm", deadline=None)
-settings.load_profile("hfedatm")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -105,3 +101,8 @@ def _kept(config: pytest.Config, name: str) -> Path:
     cache = config.cache
     assert cache is not None, "run the tests without -p no:cacheprovider"
     return cache.mkdir(name)
+
+
+# How long an example takes says more about what else the machine does than about the code.
+hypothesis.settings.register_profile("hfedatm", deadline=None)
+hypothesis.settings.load_profile("hfedatm")
