@@ -4,6 +4,7 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
@@ -51,17 +52,11 @@ def test_work_that_ends_says_so():
     assert "ended with code 3" in ask(lambda *_: os._exit(3))["failure"]["reason"]
 
 
-def test_work_is_stopped_when_nobody_waits_for_it_any_more(tmp_path):
-    def slow(message, context):
-        (tmp_path / "pid").write_text(str(os.getpid()))
-        time.sleep(60)
-
-    started = time.monotonic()
-    reply = ask(slow, ttl=2.0)
-    assert time.monotonic() - started < 30
+def test_work_is_stopped_when_nobody_waits_for_it_any_more():
+    before = psutil.Process().children()
+    reply = ask(lambda *_: time.sleep(3600), ttl=1.0)
     assert "longer than anybody waits" in reply["failure"]["reason"]
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
+    assert psutil.Process().children() == before
 
 
 def test_a_fork_ends_with_the_process_that_waits_for_it(tmp_path):
@@ -83,9 +78,58 @@ def test_a_fork_ends_with_the_process_that_waits_for_it(tmp_path):
 
 
 def _runs(pid):
-    import psutil
-
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+# --- what the owner limits
+
+
+def test_work_beyond_the_owners_seconds_is_ended(policy, tmp_path):
+    def slow(message, context):
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        time.sleep(60)
+
+    policy(limits={"seconds": 1.0})
+    started = time.monotonic()
+    reason = ask(slow)["failure"]["reason"]
+    assert time.monotonic() - started < 30
+    assert "longer than 1 s" in reason and "limits.seconds" in reason
+    assert not _runs(int((tmp_path / "pid").read_text()))
+
+
+def test_work_beyond_the_owners_memory_is_ended(policy, tmp_path):
+    import psutil
+
+    def greedy(message, context):
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        # Of what the parent has in memory, a fork counts only what it touches.
+        taken = [bytearray(b"x" * 2**20) for _ in range(int(used) + 400)]
+        time.sleep(60)
+        return taken
+
+    used = psutil.Process().memory_info().rss / 2**20
+    policy(limits={"memory-mb": used + 200})
+    started = time.monotonic()
+    reason = ask(greedy)["failure"]["reason"]
+    assert time.monotonic() - started < 30
+    assert "more than" in reason and "limits.memory-mb" in reason
+    assert not _runs(int((tmp_path / "pid").read_text()))
+
+
+def test_limits_hold_on_a_node_that_somebody_else_started(policy, monkeypatch):
+    monkeypatch.delenv(PRELOAD)
+    policy(limits={"seconds": 60.0, "memory-mb": 1e6})
+    assert ask(who)["n"]["pid"] != os.getpid()
+
+
+def test_work_within_the_limits_is_not_disturbed(policy):
+    policy(limits={"seconds": 60.0, "memory-mb": 1e6})
+    assert "n" in ask(who)
+
+
+def test_nothing_is_forked_for_a_broken_policy(policy):
+    policy().unlink()
+    assert "does no work" in ask(lambda *_: pytest.fail("it worked"))["failure"]["reason"]

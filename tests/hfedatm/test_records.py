@@ -115,7 +115,7 @@ REFERENCE = {"w": torch.zeros(2, 3), "n": torch.tensor(0)}
 
 
 @given(st.binary(max_size=200), st.sampled_from(["float32", "int64", "object", "<U3", "nonsense"]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_whatever_bytes_arrive_only_bad_reply_is_raised(data, dtype):
     arrays = {"w": Array(dtype, (2, 3), "numpy.ndarray", data), "n": Array(np.array(1))}
     with pytest.raises(BadReply):
@@ -151,7 +151,7 @@ def test_a_shape_that_lies_is_refused():
         st.lists(st.integers(0, 5), max_size=2),
     )
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_count_is_a_positive_whole_number_of_plausible_size(count):
     content = RecordDict({"metrics": MetricRecord({"num-examples": count})})
     plausible = isinstance(count, int | float) and 0 < count <= 1e12 and count == int(count)
