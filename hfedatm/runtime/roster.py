@@ -5,27 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from hfedatm.errors import UserError
 from hfedatm.handover import parcel
-from hfedatm.records import find_record
 from hfedatm.runtime.mapped import MappedGrid
+from hfedatm.wire import NodeIdentity, read_identity, reason_of
 
 log = logging.getLogger("hfedatm")
-
-
-@dataclass(frozen=True)
-class Node:
-    """What a node says of itself."""
-
-    node_id: int
-    tier: str
-    index: int
-    siblings: int
 
 
 class Roster:
@@ -34,9 +23,9 @@ class Roster:
     def __init__(self, grid: Grid, poll: float = 0.05) -> None:
         self._grid = grid
         self._poll = poll
-        self._known: dict[int, Node] = {}
+        self._known: dict[int, NodeIdentity] = {}
 
-    def present(self) -> list[Node]:
+    def present(self) -> list[NodeIdentity]:
         """Return the nodes that are connected now, in the order of their places."""
         ids = sorted(self._grid.get_node_ids())
         self._ask([node_id for node_id in ids if node_id not in self._known])
@@ -44,7 +33,7 @@ class Roster:
             (self._known[i] for i in ids if i in self._known), key=lambda n: (n.index, n.node_id)
         )
 
-    def wait_for(self, count: int, timeout: float) -> list[Node]:
+    def wait_for(self, count: int, timeout: float) -> list[NodeIdentity]:
         """Wait until ``count`` nodes are there, or as many as a simulation says it has."""
         deadline = time.monotonic() + timeout
         while True:
@@ -63,18 +52,11 @@ class Roster:
         asked = MappedGrid(self._grid, {i: i for i in ids}, self._poll)
         messages = [Message(RecordDict(), node_id, MessageType.QUERY) for node_id in ids]
         for reply in asked.send_and_receive(messages, timeout=60):
-            said = reply.has_content() and find_record(reply.content, "node", ConfigRecord)
-            if not said:
-                why = reply.error.reason if reply.has_error() else "no usable answer"
-                log.warning("node %d does not say who it is: %s", reply.metadata.src_node_id, why)
-            else:
-                node_id = reply.metadata.src_node_id
-                self._known[node_id] = Node(
-                    node_id,
-                    str(said["tier"]),
-                    int(said["index"]),
-                    int(said["siblings"]),  # type: ignore[arg-type]
-                )
+            node_id = reply.metadata.src_node_id
+            try:
+                self._known[node_id] = read_identity(reply)
+            except Exception as error:  # of any class: what it says is not to be relied on
+                log.warning("node %d does not say who it is: %s", node_id, reason_of(error))
 
 
 class LiveGrid(MappedGrid):
