@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hfedatm.privacy import is_private
 from hfedatm.trust.policy import Policy, PolicyRefusal
@@ -175,7 +175,7 @@ def _compare(
         _refuse(key, asked, f"{words} {limit:g}", field)
 
 
-def _refuse(key: str, asked: Any, allowed: str, field: str) -> None:
+def _refuse(key: str, asked: Any, allowed: str, field: str) -> NoReturn:
     """Say what was asked, what is allowed and where the owner says so."""
     shown = f"{asked!r}" if isinstance(asked, str) else f"{asked}"
     shown = shown if len(shown) <= 100 else f"{shown[:99]}…"
