@@ -41,8 +41,9 @@ def check(policy: Policy, settings: Settings, kind: str = "train", grams: bool =
     """
     if not policy.is_owners:
         return
-    for name in own_code(settings):
-        require_code(policy, *name)
+    for setting, name in own_code(settings):
+        if setting != "track":  # which a server alone imports, and asks for when it does
+            require_code(policy, setting, name)
     _check_sources(policy, settings)
     _check_limits(policy, settings)
     _check_privacy(policy, settings, kind, grams)
