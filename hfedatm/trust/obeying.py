@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from pydantic import ValidationError
 
 from hfedatm.errors import UserError
 from hfedatm.handling import reply_with_failure
@@ -64,7 +65,12 @@ def check_message(policy: Policy, message_type: str, content: RecordDict) -> Non
     kind = task.get("kind")
     if kind not in KINDS.get(message_type, ()):
         raise PolicyRefusal(f"task: a message of type {message_type!r} cannot ask for {kind!r}")
-    settings = Settings.model_validate_json(str(task["settings"]))
+    try:
+        settings = Settings.model_validate_json(str(task["settings"]))
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        place = ".".join(map(str, wrong["loc"]))
+        raise UserError(f"task: its settings are not valid: {place}: {wrong['msg']}") from None
     check(policy, settings, str(kind), bool(task.get("send_grams")))
     if settings.secure_aggregation and kind != "evaluate":
         for clients in _cohorts(message_type, content):
