@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,34 @@ from hfedatm_core.privacy.accounting import Ledger
 
 ACCOUNTS = ".accounts"
 """Folder of the accounts of data; no run can have this name."""
+
+
+MOST_RUNS, MOST_KINDS = 2000, 64
+"""How much of the past an account keeps apart; the total keeps all of it in any case."""
+
+
+def compact(total: Ledger) -> Ledger:
+    """Return a ledger of at most `MOST_KINDS` kinds of releases that spends at least as much.
+
+    Whoever sends settings chooses the noise and the batch, and every kind of release takes time to
+    account for. Releases of all examples become one, exactly; of the others those that are most
+    alike are counted as if each had the weaker noise and the larger batch of the two.
+    """
+    if len(total.releases) <= MOST_KINDS:
+        return total
+    full = {key: n for key, n in total.releases.items() if key[1] == 1.0}
+    rest = sorted((rate, sigma, n) for (sigma, rate), n in total.releases.items() if rate < 1.0)
+    while len(rest) >= MOST_KINDS:
+        gaps = [abs(math.log(a[0] / b[0])) + abs(math.log(a[1] / b[1])) for a, b in pairwise(rest)]
+        at = gaps.index(min(gaps))
+        (_, weak, n), (rate, other, m) = rest[at : at + 2]
+        rest[at : at + 2] = [(rate, min(weak, other), n + m)]
+    kept = Ledger()
+    if full:
+        kept.spend_gaussian(1 / math.sqrt(math.fsum(n / s**2 for (s, _), n in full.items())))
+    for rate, sigma, n in rest:
+        kept.spend_dp_sgd(sigma, rate, n)
+    return kept
 
 
 @dataclass
@@ -122,5 +152,6 @@ class DataLedgerFile(LedgerFile):
     def _state(self, account: Account) -> dict[str, Any]:
         self.read()  # what cannot be read is not overwritten
         before = json.loads(self._path.read_text("utf-8")) if self._path.is_file() else {}
-        runs = before.get("runs", {}) | {self._run: super()._state(account)}
+        others = [item for item in before.get("runs", {}).items() if item[0] != self._run]
+        runs = dict([*others[1 - MOST_RUNS :], (self._run, super()._state(account))])
         return {"data": self._data, "total": account.total.to_dict(), "runs": runs}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from client_app.ledger import Account, LedgerFile
+from client_app.ledger import Account, LedgerFile, compact
 from hfedatm.assembly import build_rule
 from hfedatm.errors import UserError
 from hfedatm.privacy import secure_threshold
@@ -72,7 +72,7 @@ class ClientPrivacy:
             self._require(account)
             account.sigma = account.sigma or self.sigma
             account.ledger += self.cost()
-            account.total += self.cost_of_one_example()
+            account.total = compact(account.total + self.cost_of_one_example())
             self._file.write(account)
         return account.ledger.epsilon(self.settings.privacy_delta)
 

@@ -61,7 +61,7 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"output: cannot make {path}: {error.strerror}") from None
         # Nodes file what they remember under the id: a later run of the same name gets its own.
-        id = f"{name}-{secrets.token_hex(4)}"
+        id = f"{name.lstrip('_')[:80] or 'run'}-{secrets.token_hex(4)}"
         folder = cls(path, settings.model_copy(update={"run_name": name}), id)
         _write_json(
             path / "config.json",

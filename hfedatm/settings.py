@@ -191,7 +191,11 @@ class Settings(BaseModel):
     max_examples: int = Field(
         1_000_000, ge=1, description="a client that claims to have more is left out"
     )
-    max_reply_mb: float = Field(4096.0, gt=0, description="larger replies are dropped")
+    max_reply_mb: float = Field(
+        0.0,
+        ge=0,
+        description="larger replies are dropped; 0: those that are larger than the model's can be",
+    )
 
     # --- results
     output: str = Field("results", description="folder that holds one folder per run")

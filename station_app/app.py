@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -13,7 +15,8 @@ from hfedatm.trust.obeying import obey
 from hfedatm.trust.origin import known_origin
 from station_app import bridge
 
-client = ClientApp(mods=[known_origin, by_parcel, obey])
+# The spool keeps the answers to a station's jobs.
+client = ClientApp(mods=[partial(known_origin, keep=False), by_parcel, obey])
 server = ServerApp()
 
 

@@ -24,6 +24,7 @@ from hfedatm.records import (
     state_to_record,
 )
 from hfedatm.state import NodeMemory
+from hfedatm.wire import Expected
 from station_app.secure import gather_securely
 from station_app.strategy import StationStrategy
 
@@ -53,11 +54,11 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
     )
     for station_round in range(1, task.settings.station_rounds + 1):
         messages = strategy.configure_train(station_round, arrays, ConfigRecord(), grid)
-        replies = _ask(grid, messages, task)
+        replies = _ask(grid, messages, strategy.expected_update(station_round))
         arrays, metrics = strategy.aggregate_train(station_round, replies)
     if layers and task.settings.gram_model == "station":
         messages = strategy.configure_measure(arrays, grid)
-        replies = _ask(grid, messages, task)
+        replies = _ask(grid, messages, strategy.expected_grams())
         strategy.aggregate_measure(replies)
     metrics.update(
         {
@@ -85,18 +86,19 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
     return reply
 
 
-def _ask(grid: Grid, messages: list[Message], task: Task) -> Iterable[Message]:
+def _ask(grid: Grid, messages: list[Message], expected: Expected) -> Iterable[Message]:
     """Return the clients' replies: each, or with secure aggregation their mean alone."""
-    if task.settings.secure_aggregation:
-        return gather_securely(grid, messages, task.settings)
-    return grid.send_and_receive(messages, timeout=task.settings.client_timeout)
+    if expected.secure:
+        return gather_securely(grid, messages, expected)
+    return grid.send_and_receive(messages, timeout=expected.settings.client_timeout)
 
 
 def _prepare(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
     strategy = StationStrategy(task)
     messages = strategy.configure_prepare(content["model"], grid)
-    replies = _ask(grid, messages, task)
-    mean = strategy.aggregate_prepare(replies, record_to_state(content["shared"]))
+    template = record_to_state(content["shared"])
+    replies = _ask(grid, messages, strategy.expected_shared(template))
+    mean = strategy.aggregate_prepare(replies, template)
     return RecordDict(
         {
             "shared": state_to_record(mean),

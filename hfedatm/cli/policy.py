@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from hfedatm.cli.arguments import Assignments
@@ -59,11 +60,14 @@ def show(
         )
         return
     found = Policy.load(file or os.environ[VARIABLE])
-    table = Table("key", "here", "without it", "meaning", title=str(file or os.environ[VARIABLE]))
+    table = Table(
+        "key", "here", "without it", "meaning", title=escape(str(file or os.environ[VARIABLE]))
+    )
     for section, key, default, meaning in fields():
         value = value_of(found, section, key)
         shown = "no limit" if value is None else toml_value(value)
-        table.add_row(f"{section}.{key}", shown if shown != default else "", default, meaning)
+        row = (f"{section}.{key}", shown if shown != default else "", default, meaning)
+        table.add_row(*map(escape, row))
     Console().print(table)
 
 

@@ -12,9 +12,9 @@ from flwr.serverapp import Grid
 from hfedatm.errors import UserError
 from hfedatm.handover import parcel
 from hfedatm.runtime.mapped import MappedGrid
-from hfedatm.text import printable
-from hfedatm.trust.introduction import Node, introduced, new_nonce, question
+from hfedatm.trust.introduction import introduced, new_nonce, question
 from hfedatm.trust.origin import Signer
+from hfedatm.wire import NodeIdentity, reason_of
 
 log = logging.getLogger("hfedatm")
 
@@ -25,9 +25,9 @@ class Roster:
     def __init__(self, grid: Grid, poll: float = 0.05) -> None:
         self._grid = grid
         self._poll = poll
-        self._known: dict[int, Node] = {}
+        self._known: dict[int, NodeIdentity] = {}
 
-    def present(self) -> list[Node]:
+    def present(self) -> list[NodeIdentity]:
         """Return the nodes that are connected now, in the order of their places."""
         ids = sorted(self._grid.get_node_ids())
         self._ask([node_id for node_id in ids if node_id not in self._known])
@@ -35,7 +35,7 @@ class Roster:
             (self._known[i] for i in ids if i in self._known), key=lambda n: (n.index, n.node_id)
         )
 
-    def wait_for(self, count: int, timeout: float) -> list[Node]:
+    def wait_for(self, count: int, timeout: float) -> list[NodeIdentity]:
         """Wait until ``count`` nodes are there, or as many as a simulation says it has."""
         deadline = time.monotonic() + timeout
         while True:
@@ -60,8 +60,8 @@ class Roster:
             node_id = reply.metadata.src_node_id
             try:
                 self._known[node_id] = introduced(reply, nonces[node_id])
-            except Exception as error:  # whatever a hostile or broken node answers
-                log.warning("node %d does not say who it is: %s", node_id, printable(error))
+            except Exception as error:  # of any class: what it says is not to be relied on
+                log.warning("node %d does not say who it is: %s", node_id, reason_of(error))
 
 
 class LiveGrid(MappedGrid):

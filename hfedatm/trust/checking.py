@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hfedatm.privacy import is_private
 from hfedatm.trust.policy import Policy, PolicyRefusal
@@ -41,8 +41,9 @@ def check(policy: Policy, settings: Settings, kind: str = "train", grams: bool =
     """
     if not policy.is_owners:
         return
-    for name in own_code(settings):
-        require_code(policy, *name)
+    for setting, name in own_code(settings):
+        if setting != "track":  # which a server alone imports, and asks for when it does
+            require_code(policy, setting, name)
     _check_sources(policy, settings)
     _check_limits(policy, settings)
     _check_privacy(policy, settings, kind, grams)
@@ -175,7 +176,7 @@ def _compare(
         _refuse(key, asked, f"{words} {limit:g}", field)
 
 
-def _refuse(key: str, asked: Any, allowed: str, field: str) -> None:
+def _refuse(key: str, asked: Any, allowed: str, field: str) -> NoReturn:
     """Say what was asked, what is allowed and where the owner says so."""
     shown = f"{asked!r}" if isinstance(asked, str) else f"{asked}"
     shown = shown if len(shown) <= 100 else f"{shown[:99]}…"

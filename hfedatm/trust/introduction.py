@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from hfedatm.trust.enrolment import EnrolmentError, Identity, read_certificate
 from hfedatm.trust.secrets import secrets_folder
 
+if TYPE_CHECKING:
+    from hfedatm.wire import NodeIdentity
+
 _NONCE_BYTES = 32
-_MOST_NODES = 10_000_000
-
-
-@dataclass(frozen=True)
-class Node:
-    """What a node says of itself; ``name`` and ``index`` are proved where nodes are enrolled."""
-
-    node_id: int
-    tier: str
-    index: int
-    siblings: int
-    name: str = ""
 
 
 def new_nonce() -> bytes:
@@ -53,37 +45,29 @@ def introduction(message: Message, context: Context, tier: str) -> RecordDict:
     return RecordDict({"node": ConfigRecord(said)})  # type: ignore[arg-type]
 
 
-def introduced(reply: Message, nonce: bytes) -> Node:
+def introduced(reply: Message, nonce: bytes) -> NodeIdentity:
     """Return who a node says it is; where nodes are enrolled, only what it can prove.
 
     Raises
     ------
-    ValueError
+    BadReply, EnrolmentError
         With the reason why the answer cannot be used.
     """
-    if reply.has_error():
-        raise ValueError(reply.error.reason)
-    said = reply.content.get("node")
-    if not isinstance(said, ConfigRecord):
-        raise ValueError("no usable answer")
-    tier, index, siblings = said.get("tier"), said.get("index"), said.get("siblings")
-    if tier not in ("client", "station"):
-        raise ValueError("it is neither a client nor a station")
-    if not (isinstance(index, int) and isinstance(siblings, int)):
-        raise ValueError("its place is not a number")
-    if not (-1 <= index < _MOST_NODES and 0 <= siblings < _MOST_NODES):
-        raise ValueError("its place is out of range")
-    node_id = reply.metadata.src_node_id
-    node = Node(node_id, str(tier), index, siblings)
+    from hfedatm.wire import read_identity  # late: a node introduces itself without torch
+
+    node = read_identity(reply)
     if secrets_folder() is None:
         return node
+    said: Any = reply.content["node"]
     certificate, signature = said.get("certificate"), said.get("signature")
     if not (isinstance(certificate, bytes) and isinstance(signature, bytes)):
         raise EnrolmentError("it proves nothing")
     enrolled = read_certificate(certificate)
-    enrolled.check(signature, _proof(nonce, node_id))
-    if index not in (-1, enrolled.place):
-        raise EnrolmentError(f"{enrolled.name} claims place {index}; its own is {enrolled.place}")
+    enrolled.check(signature, _proof(nonce, node.node_id))
+    if node.index not in (-1, enrolled.place):
+        raise EnrolmentError(
+            f"{enrolled.name} claims place {node.index}; its own is {enrolled.place}"
+        )
     return replace(node, name=enrolled.name)
 
 

@@ -48,7 +48,7 @@ class Journal:
         self._folder = folder or Path(state) / "journal"
 
     @contextmanager
-    def step(self, key: str, digest: str, expires: float) -> Iterator[Entry]:
+    def step(self, key: str, digest: str, expires: float, *, keep: bool = True) -> Iterator[Entry]:
         """Do one step; whoever asks for the same one meanwhile waits.
 
         Parameters
@@ -57,6 +57,9 @@ class Journal:
             What names the step, and the hash of what is asked.
         expires
             When the task stops being valid, in seconds since the epoch.
+        keep
+            Whether the reply is kept here; otherwise the same task is done again, by somebody who
+            keeps replies.
 
         Raises
         ------
@@ -79,11 +82,18 @@ class Journal:
                     "INSERT OR IGNORE INTO steps VALUES (?, ?, 0, ?)", [key, digest, expires]
                 )
             yield entry
-            if entry.reply is not None and not answered:
-                recordfile.save(entry.reply, path)
+            if keep and entry.reply is not None and not answered:
+                self._keep(entry.reply, path)
                 with steps:
                     steps.execute("UPDATE steps SET done = 1 WHERE key = ?", [key])
                 self._forget(steps)
+
+    @staticmethod
+    def _keep(reply: RecordDict, path: Path) -> None:
+        """Write a reply, without waiting for the disk: a node that crashes has it to do again."""
+        part = path.with_suffix(".part")
+        part.write_bytes(recordfile.to_bytes(reply))
+        part.replace(path)
 
     def _open(self) -> sqlite3.Connection:
         steps = sqlite3.connect(self._folder / "steps.db", timeout=60)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from pydantic import ValidationError
 
 from hfedatm.errors import UserError
 from hfedatm.handling import reply_with_failure
@@ -22,7 +23,9 @@ KINDS = {
     "evaluate.default": ("evaluate",),
     # The stages of a secure sum carry the task whose reply is summed.
     "train.share": ("train", "prepare", "measure"),
+    "train.check": ("train", "prepare", "measure"),
     "train.mask": ("train", "prepare", "measure"),
+    "train.sign": ("train", "prepare", "measure"),
     "train.reveal": ("train", "prepare", "measure"),
 }
 """What a task may be, by the type of its message: what is asked must be what is checked."""
@@ -64,25 +67,18 @@ def check_message(policy: Policy, message_type: str, content: RecordDict) -> Non
     kind = task.get("kind")
     if kind not in KINDS.get(message_type, ()):
         raise PolicyRefusal(f"task: a message of type {message_type!r} cannot ask for {kind!r}")
-    settings = Settings.model_validate_json(str(task["settings"]))
+    try:
+        settings = Settings.model_validate_json(str(task["settings"]))
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        place = ".".join(map(str, wrong["loc"]))
+        raise UserError(f"task: its settings are not valid: {place}: {wrong['msg']}") from None
     check(policy, settings, str(kind), bool(task.get("send_grams")))
     if settings.secure_aggregation and kind != "evaluate":
-        for clients in _cohorts(message_type, content):
-            check_cohort(policy, clients)
-
-
-def _cohorts(message_type: str, content: RecordDict) -> list[int]:
-    """Return of how many clients a message of a secure sum speaks."""
-    secure: Any = content.get("secure")
-    if not isinstance(secure, ConfigRecord):
-        return []  # a station is asked without one; a client's reply is then refused
-    if message_type == "train.share":
-        from hfedatm_core.secagg.messages import Directory
-
-        return [len(Directory.from_bytes(secure["message"]).share_keys)]
-    if message_type == "train.reveal":
-        return [len(set(secure["survivors"]))]
-    return [int(secure["asked"])] if "asked" in secure else []
+        # A client refuses by itself a sum that becomes smaller; a station is asked without one.
+        secure: Any = content.get("secure")
+        if isinstance(secure, ConfigRecord) and "asked" in secure:
+            check_cohort(policy, int(secure["asked"]))
 
 
 def check_reply(policy: Policy, reply: Message) -> None:

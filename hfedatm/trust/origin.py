@@ -174,12 +174,16 @@ class Verifier:
 
 
 def known_origin(
-    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+    message: Message,
+    context: Context,
+    call_next: Callable[[Message, Context], Message],
+    *,
+    keep: bool = True,
 ) -> Message:
     """Let a task through only if the tier above sent it to this node (a Flower mod).
 
-    The same task again is answered with the same reply; another one for the same step is refused.
-    Who a node is may be asked by anybody.
+    The same task again is answered with the same reply, which is kept here unless ``keep`` is
+    false; another one for the same step is refused. Who a node is may be asked by anybody.
     """
     if message.metadata.message_type == MessageType.QUERY:
         return call_next(message, context)
@@ -189,7 +193,8 @@ def known_origin(
         message.content = without_proof(message.content)
         if statement is None:
             return call_next(message, context)
-        with Journal().step(statement.key, statement.digest, statement.expires) as entry:
+        expires = statement.expires
+        with Journal().step(statement.key, statement.digest, expires, keep=keep) as entry:
             if entry.reply is None:
                 reply = call_next(message, context)
                 if reply.has_error() or "failure" in reply.content:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,8 +149,6 @@ class Policy(_Section):
 
     @model_validator(mode="after")
     def _names(self) -> Policy:
-        import re
-
         for name in self.code.allowed:
             if not re.match(NAME, name):
                 raise ValueError(f"code.allowed: got {name!r}; write it 'package.module:name'")

@@ -96,7 +96,7 @@ class SecureClient:
 
         With ``verify`` everybody in the directory must have proved who it is.
         """
-        self._expect("share")
+        self.expect("share")
         checked = Directory.from_bytes(directory)
         if checked.session != self.session:
             raise SecureAggregationError("the key directory belongs to another session")
@@ -118,7 +118,7 @@ class SecureClient:
 
     def check(self, inbox: bytes) -> bytes:
         """Return which peers' shares are false, given what they sent (stage 3)."""
-        self._expect("check")
+        self.expect("check")
         directory = self._known_directory()
         what = f"the inbox of client {self.client}"
         fields = load(inbox, what)
@@ -152,7 +152,7 @@ class SecureClient:
         The vector is what the station shall sum: for a weighted mean, the weight times the values,
         followed by the weight.
         """
-        self._expect("mask")
+        self.expect("mask")
         directory, chosen = self._known_directory(), sorted(set(participants))
         if self.client not in chosen or not set(chosen) <= self._held.keys():
             raise SecureAggregationError(
@@ -178,7 +178,7 @@ class SecureClient:
 
     def sign(self, survivors: Iterable[int]) -> bytes:
         """Return a signature under the list of those whose vectors are in the sum (stage 5)."""
-        self._expect("sign")
+        self.expect("sign")
         listed = sorted(set(survivors))
         if self.client not in listed or not set(listed) <= set(self.participants):
             raise SecureAggregationError(
@@ -197,7 +197,7 @@ class SecureClient:
         this client signed, and only once: both kinds of shares of one client would unmask its
         vector.
         """
-        self._expect("reveal")
+        self.expect("reveal")
         directory = self._known_directory()
         what = f"the signatures for client {self.client}"
         found = take_map(load(signatures, what), "signatures", what, SIGNATURE_BYTES)
@@ -271,10 +271,11 @@ class SecureClient:
 
     def _enter(self, stage: str) -> None:
         """Pass through a stage, in order and once."""
-        self._expect(stage)
+        self.expect(stage)
         self.stage = STAGES[STAGES.index(stage) + 1]
 
-    def _expect(self, stage: str) -> None:
+    def expect(self, stage: str) -> None:
+        """Raise unless this is the stage to be answered next."""
         if self.stage != stage:
             raise SecureAggregationError(
                 f"client {self.client} is at stage {self.stage!r}, not {stage!r}"

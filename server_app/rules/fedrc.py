@@ -141,6 +141,12 @@ class FedRC(Rule):
                     f"inputs: it does not go with {key.replace('_', '-')}"
                 )
 
+    def check_report(self, metrics: Mapping[str, float]) -> None:
+        """Refuse moments that no values have."""
+        mean, square = metrics["input-mean"], metrics["input-square"]
+        if not mean**2 <= square * (1 + 1e-6) + 1e-12:
+            raise ValueError(f"no values have mean {mean:g} and mean square {square:g}")
+
     def on_client(self, method: Method) -> Method:
         """Let clients summarise their data."""
         return Summarised(method)

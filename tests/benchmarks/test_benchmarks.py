@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
+DEPLOYED = ("deployment_overhead", "trust_cost")
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def test_the_driver_knows_every_script():
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.e2e if name == "deployment_overhead" else ())
+        pytest.param(name, marks=pytest.mark.e2e if name in DEPLOYED else ())
         for name in script_names()
     ],
 )

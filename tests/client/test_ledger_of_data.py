@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, Message, RecordDict
 from helpers import small_settings, tiny_data, tiny_net
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from client_app.app import app as client_app
 from client_app.data import data_identity
-from client_app.ledger import Account, DataLedgerFile
+from client_app.ledger import Account, DataLedgerFile, compact
 from hfedatm.errors import UserError
 from hfedatm.records import Task, state_to_record
 from hfedatm.trust.policy import Policy
@@ -220,6 +223,44 @@ def test_processes_that_spend_at_once_lose_nothing(tmp_path):
     account = DataLedgerFile(tmp_path, "data", "run-0").read()
     assert account.total.releases == {(2.0, 1.0): 20}
     assert account.ledger.releases == {(2.0, 1.0): 5}
+
+
+def test_an_account_stays_small_whatever_is_asked(tmp_path):
+    for number in range(30):
+        file = DataLedgerFile(tmp_path, "data", f"run-{number}")
+        with file.lock(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr("client_app.ledger.MOST_RUNS", 10)
+            account = file.read()
+            account.total.spend_gaussian(2.0)
+            file.write(account)
+    state = json.loads(file._path.read_text())
+    assert list(state["runs"]) == [f"run-{number}" for number in range(20, 30)]
+    assert file.read().total.releases == {(2.0, 1.0): 30}, "nothing is forgotten in the total"
+
+
+SIGMAS = st.floats(0.5, 20)
+RATES = st.one_of(st.just(1.0), st.floats(0.01, 0.9))
+
+
+@examples(max_examples=15, deadline=None)
+@given(st.dictionaries(st.tuples(SIGMAS, RATES), st.integers(1, 50), min_size=1, max_size=12))
+def test_what_is_kept_together_never_counts_less(releases):
+    exact = Ledger(releases)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("client_app.ledger.MOST_KINDS", 4)
+        kept = compact(exact)
+    assert len(kept.releases) <= 4
+    assert kept.epsilon(DELTA) >= exact.epsilon(DELTA) * (1 - 1e-9)
+
+
+@examples(max_examples=50, deadline=None)
+@given(st.dictionaries(st.tuples(SIGMAS, st.just(1.0)), st.integers(1, 50), min_size=5))
+def test_releases_of_all_examples_are_kept_together_exactly(releases):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("client_app.ledger.MOST_KINDS", 4)
+        kept = compact(Ledger(releases))
+    assert len(kept.releases) == 1
+    assert kept.epsilon(DELTA) == pytest.approx(Ledger(releases).epsilon(DELTA), rel=1e-6)
 
 
 def test_in_one_process_every_client_of_every_run_has_its_own(monkeypatch, folder):

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from helpers import small_settings, tiny_net
+from helpers import failures_of, log_lines, run_small, small_settings, tiny_net
 from PIL import Image
 
 from client_app.app import app as client_app
@@ -16,6 +16,7 @@ from hfedatm.plugins import import_object
 from hfedatm.records import Task, state_to_record
 from hfedatm.settings import resolve
 from hfedatm.state import NodeMemory
+from hfedatm.trust.policy import Policy
 from hfedatm_core.data import DataSpec
 from station_app.app import client as station_app
 
@@ -186,6 +187,27 @@ def test_a_node_says_where_it_is_whatever_its_policy(policy):
     context = Context(0, 1, {"partition-id": 3}, RecordDict(), {})
     reply = client_app(Message(RecordDict(), 1, "query"), context).content
     assert reply["node"]["index"] == 3
+
+
+def test_settings_that_are_not_settings_are_one_line(policy):
+    policy(code=CODE)
+    context = Context(0, 1, {}, RecordDict(), {})
+    for text in ("{", '{"local-epochs": -1, "rounds": -1, "evil": 2}', "[]"):
+        task = ConfigRecord({"kind": "train", "settings": text})
+        reply = client_app(Message(RecordDict({"task": task}), 1, "train"), context)
+        assert "settings are not valid" in refusal(reply.content)
+
+
+def test_the_line_reaches_the_person_who_started_the_run(tmp_path, monkeypatch):
+    """Through station and server; here the clients alone have an owner."""
+    owned = Policy.model_validate({"code": CODE, "limits": {"epochs": 1}})
+    monkeypatch.setattr("hfedatm.trust.obeying.Policy.current", lambda: owned)
+    monkeypatch.setattr("server_app.run.check_policy", lambda *_: None)
+    said = "local-epochs: the run asks for 2, the owner of this node allows at most 1"
+    with log_lines() as lines, pytest.raises(UserError, match=said):
+        run_small(tmp_path, rounds=1, local_epochs=2)
+    assert all(said in failure["reason"] for failure in failures_of(tmp_path / "run"))
+    assert any(said in line and "left out: station 0" in line for line in lines)
 
 
 # --- replies

@@ -3,6 +3,7 @@
 import pytest
 from helpers import small_settings
 
+from hfedatm.tracking import check_trackers
 from hfedatm.trust.checking import check, check_cohort, check_sigma, require_code
 from hfedatm.trust.policy import Policy, PolicyError, PolicyRefusal, fields
 
@@ -124,7 +125,6 @@ LAXER = [
     ({}, NOISED | {"privacy.insecure-dp-seed": 3}, NOISED),
     ({"secure_sum": {"required": True}}, {}, {"secure-aggregation": True}),
     ({"code": CODE}, {"train-fn": "mine:train"}, {"train-fn": ""}),
-    ({"code": CODE}, {"track": "tensorboard,mine:Tracker"}, {"track": "tensorboard"}),
 ]
 
 
@@ -178,6 +178,14 @@ def test_a_sum_of_too_few_is_refused():
     check_cohort(policy, 5)
     with pytest.raises(PolicyRefusal, match="4 clients.*5 or more"):
         check_cohort(policy, 4)
+
+
+def test_a_tracker_is_the_servers_and_is_asked_for_when_it_is_imported(policy):
+    settings = small_settings(track="os:system")
+    policy(code=CODE)
+    check(Policy.current(), settings)
+    with pytest.raises(PolicyRefusal, match="track.*code.allowed"):
+        check_trackers(settings)
 
 
 # --- files that parameters name

@@ -1,5 +1,6 @@
 """``hfedatm policy`` and what ``hfedatm up`` gives its machines."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -112,3 +113,16 @@ def test_up_does_not_start_on_a_policy_with_a_mistake(tmp_path):
     with pytest.raises(PolicyError, match="did you mean 'code'"):
         local.write_policies(tmp_path / "state", local.plan(tmp_path / "state", 1, 1), given)
     assert not (tmp_path / "state").exists()
+
+
+# --- the reference
+
+
+def test_the_reference_has_every_key_of_a_policy():
+    root = Path(__file__).resolve().parents[3]
+    spec = importlib.util.spec_from_file_location("hooks", root / "docs/hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    page = hooks.on_page_markdown((root / "docs/security.md").read_text())
+    rows = re.findall(r"^\| `([\w-]+)\.([\w-]+)` \| `(.*?)` \| (.*) \|$", page, flags=re.M)
+    assert rows == list(fields())
