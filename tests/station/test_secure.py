@@ -86,6 +86,24 @@ def test_what_is_shared_beforehand_or_measured_afterwards_is_summed_alike(tmp_pa
     assert close(last_model(secure), last_model(plain), 1e-4)
 
 
+def test_a_run_that_was_stopped_goes_on_although_its_clients_answered_already(
+    tmp_path, monkeypatch
+):
+    given = {"clients-per-station": 3, "rounds": 2, "gram-min-rows": 1, "secure-aggregation": True}
+
+    def stop(record, settings):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("server_app.keeping.round_line", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run_small(tmp_path, "stopped", **given)
+    run_small(tmp_path, "stopped", resume=str(tmp_path / "stopped"), **given)
+    whole = run_small(tmp_path, "whole", **given)
+    assert failures_of(tmp_path / "stopped") == []
+    assert close(last_model(tmp_path / "stopped"), last_model(whole), 1e-4)
+
+
 # --- and nothing else is seen
 
 

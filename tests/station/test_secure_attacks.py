@@ -118,10 +118,6 @@ def test_an_odd_beginning_is_refused(wrong):
 # --- asking twice
 
 
-def other_cohort(kind, client, message):
-    """Leave nothing as it was: used for its side effect on the list of messages."""
-
-
 def test_the_same_step_with_another_cohort_is_refused():
     """The difference of two sums that differ in one client is that client's reply."""
     gather()
@@ -373,9 +369,6 @@ def answer_once(kind, content, start, results):
 def test_of_two_processes_that_are_asked_at_once_one_answers(stage):
     kind = f"train.{stage}"
     asked = []
-
-    def hold_back(message, reply):
-        raise AssertionError("not reached")
 
     class Held(Spied):
         """Client 0 is not asked in this stage: its message is kept."""
