@@ -23,6 +23,7 @@ from hfedatm.records import (
     state_to_record,
 )
 from hfedatm.settings import Settings
+from hfedatm.text import printable
 from hfedatm.wire import Expected, NodeUpdate, checked, read_scores, read_update
 from hfedatm_core import ChannelGraph, MeanAccumulator, Merged, Update
 from hfedatm_core.arrays import is_finite
@@ -141,7 +142,7 @@ class HFedATMStrategy(Strategy):
                 )
                 _check_merged(merged, self._reference)
             except ValueError as error:
-                merged, why = None, f"merge: {error}"
+                merged, why = None, printable(f"merge: {error}")
         for _ in updates:  # a rule that stopped early leaves nobody waiting
             pass
         clients = sum(station["num-clients"] for station in stations)
