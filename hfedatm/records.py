@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from pydantic import ValidationError
 
 from hfedatm.npy import read_array, write_array
 from hfedatm.settings import Settings
@@ -102,7 +103,10 @@ def _write_settings(settings: Settings) -> str:
 @lru_cache(maxsize=4)
 def _read_settings(text: str) -> Settings:
     """Check and read the wire form; a process that serves many clients does so once."""
-    return Settings.model_validate_json(text)
+    try:
+        return Settings.model_validate_json(text)
+    except ValidationError as error:
+        raise BadTask(printable(f"task: its settings are not valid: {error}")) from None
 
 
 @dataclass(frozen=True)
