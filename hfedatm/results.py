@@ -1,6 +1,6 @@
 """A run's folder: what was asked, what happened round by round, and the models.
 
-``config.json``        settings, versions, start time
+``config.json``        settings, versions, start time, and a proof that its reader made it
 ``rounds.jsonl``       one line per finished round, flushed as it ends
 ``last.safetensors``   the model after the last finished round (its number is in the metadata)
 ``best.safetensors``   the model of the round with the best source-validation accuracy
@@ -29,6 +29,7 @@ from hfedatm.errors import UserError
 from hfedatm.roundlines import BadLine, read_line
 from hfedatm.settings import Settings, validate
 from hfedatm.text import printable
+from hfedatm.trust import authorship
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -73,6 +74,7 @@ class RunFolder:
                     **{name: version(name) for name in PACKAGES},
                 },
                 "id": id,
+                authorship.FIELD: authorship.sign(folder.settings.as_config()),
                 "started": datetime.now(UTC).isoformat(timespec="seconds"),
             },
         )
@@ -96,7 +98,9 @@ class RunFolder:
                     f"resume: {key} was {stored.get(key)!r} when the run started and cannot become "
                     f"{now[key]!r}"
                 )
-        return cls(path, validate(stored), id)
+        settings = validate(stored)
+        authorship.require_own(config, settings, asked.values(), "{key}={name}")
+        return cls(path, settings, id)
 
     def discard_unless_begun(self) -> None:
         """Remove the folder if no round of the run is finished."""

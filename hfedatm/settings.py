@@ -77,7 +77,8 @@ class Settings(BaseModel):
     )
     client_params: str = Field("", description="'key=value,...' for the client method")
     train_fn: str = Field(
-        "", description="'package.module:function' that replaces the training loop"
+        "",
+        description="entry point or 'package.module:function' that replaces the training loop",
     )
     local_epochs: int = Field(5, ge=1, description="E, epochs per station round")
     batch_size: int = Field(16, ge=1)

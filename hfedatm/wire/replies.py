@@ -81,12 +81,13 @@ class Scores:
 
 @dataclass(frozen=True)
 class NodeIdentity:
-    """What a node says of its place in the tree."""
+    """What a node says of its place in the tree; ``name`` is what the operator enrolled it as."""
 
     node_id: int
     tier: Tier
     index: int
     siblings: int
+    name: str = ""
 
 
 def checked(

@@ -15,6 +15,9 @@ numbers of the tokens that are not padding.
 The clients share their first two moments before each global round, a station averages them by
 examples, which gives exactly the moments of their data together. The server keeps all station
 models in memory until it knows every station's summary.
+
+Kou et al., "FedRC: A Rapid-Converged Hierarchical Federated Learning Framework in Street Scene
+Semantic Understanding", arXiv:2407.01103.
 """
 
 from __future__ import annotations

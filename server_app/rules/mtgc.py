@@ -20,6 +20,9 @@ Three things the formulas leave open:
   model.
 - *Momentum.* ``H lr`` is how far ``H`` plain steps go along a constant unit gradient. With momentum
   ``m`` that distance is ``lr sum_{t<=H} (1 - m^t) / (1 - m)``, and it takes the place of ``H lr``.
+
+Fang et al., "Hierarchical Federated Learning with Multi-Timescale Gradient Correction",
+arXiv:2409.18448.
 """
 
 from __future__ import annotations

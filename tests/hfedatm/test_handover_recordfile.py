@@ -33,7 +33,7 @@ records = st.one_of(
 
 
 @given(content=st.dictionaries(names, records, max_size=4).map(RecordDict))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_everything_comes_back(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("record") / "content"
     recordfile.save(content, path)
