@@ -25,7 +25,7 @@ from hfedatm.records import (
 from hfedatm.settings import Settings
 from hfedatm.wire import Expected, NodeUpdate, checked, read_scores, read_update
 from hfedatm_core import ChannelGraph, MeanAccumulator, Merged, Update
-from hfedatm_core.arrays import is_finite
+from hfedatm_core.tensors import is_finite
 from server_app.diagnostics import RoundDiagnostics
 from server_app.rules.base import Rule, Situation
 from server_app.scores import source_scores

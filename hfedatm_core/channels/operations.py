@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hfedatm_core.layouts import Layout
+from hfedatm_core.channels.spaces import Layout
 
 Effect = Literal["pointwise", "spatial", "resize", "binary", "reshape", "permute", "reduce", "cat"]
 

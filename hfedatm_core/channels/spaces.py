@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hfedatm_core.channels import Role
+from hfedatm_core.channels.graph import Role
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from hfedatm_core import (
     pack_grams,
     unpack_grams,
 )
-from hfedatm_core.packing import FactorStack, compress, pack, unpack
+from hfedatm_core.grams.triangle import FactorStack, compress, pack, unpack
 
 seeds = st.integers(0, 10_000)
 dims = st.integers(1, 9)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from hfedatm_core.averaging import MeanAccumulator
-from hfedatm_core.gram import Gram
-from hfedatm_core.gram_sum import GramSum
-from hfedatm_core.systems import System, systems
+from hfedatm_core.grams.gram import Gram
+from hfedatm_core.grams.sums import GramSum
+from hfedatm_core.regmean.linear_solvers import System, systems
 
 # Up to this width float64 costs next to nothing.
 _DOUBLE_DIM = 512

@@ -11,7 +11,7 @@ import torch
 from scipy.linalg import get_lapack_funcs
 from torch import Tensor
 
-from hfedatm_core.gram import FactorGram, Gram
+from hfedatm_core.grams.gram import FactorGram, Gram
 
 # Relative residual that a solution must reach, by type of the arithmetic.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}

@@ -15,8 +15,7 @@ import torch
 from scipy.linalg import get_blas_funcs
 from torch import Tensor
 
-from hfedatm_core.arrays import Array, WireType, encode, is_finite, read_integer, read_values
-from hfedatm_core.packing import (
+from hfedatm_core.grams.triangle import (
     diagonal_positions,
     feature_order,
     pack,
@@ -24,6 +23,7 @@ from hfedatm_core.packing import (
     unpack,
     unpack_upper,
 )
+from hfedatm_core.tensors import Array, WireType, encode, is_finite, read_integer, read_values
 
 
 class Gram(ABC):
@@ -109,9 +109,7 @@ class Gram(ABC):
         """Pool the rows of two Grams."""
         if not isinstance(other, Gram):
             return NotImplemented
-        from hfedatm_core.gram_sum import (
-            GramSum,  # the sum knows both forms, so it stands above this module
-        )
+        from hfedatm_core.grams.sums import GramSum
 
         pooled = GramSum()
         pooled.add(self, self.rows)

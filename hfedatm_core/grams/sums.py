@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from hfedatm_core.gram import FactorGram, Gram, PackedGram
-from hfedatm_core.packing import FactorStack, compress
-from hfedatm_core.sharing import regroup
+from hfedatm_core.grams.by_layer import regroup
+from hfedatm_core.grams.gram import FactorGram, Gram, PackedGram
+from hfedatm_core.grams.triangle import FactorStack, compress
 
 
 class GramSum:

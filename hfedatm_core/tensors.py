@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+State = Mapping[str, Tensor]
 Array = npt.NDArray[Any]
 WireType = Literal["float16", "bfloat16", "float32", "float64"]
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hfedatm_core.arrays import is_finite
+from hfedatm_core.tensors import State, is_finite
 
-State = Mapping[str, Tensor]
 _MODES = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 

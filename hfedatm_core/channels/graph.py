@@ -3,7 +3,7 @@
 A permutation ``p`` of the channels of a group keeps the network's function when every axis that
 lives in that channel space is permuted with it: the filters that write the channels, their biases
 and BatchNorm vectors, and the inputs of all layers that read them. A :class:`ChannelGraph` lists
-those axes; :mod:`hfedatm_core.alignment` decides on the permutations.
+those axes; :mod:`hfedatm_core.fot.alignment` decides on the permutations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hfedatm_core.arrays import take
+from hfedatm_core.tensors import take
 
 Role = Literal["filter", "vector", "input"]
 Kind = Literal["conv", "linear"]
@@ -114,7 +114,7 @@ class ChannelGraph:
         >>> group.name, group.size, [(m.tensor, m.axis, m.block) for m in group.members]
         ('0', 8, [('0.weight', 0, 1), ('0.bias', 0, 1), ('3.weight', 1, 36)])
         """
-        from hfedatm_core.tracing import trace  # the tracer builds this module's classes
+        from hfedatm_core.channels.tracing import trace  # the tracer builds this module's classes
 
         return trace(model, inputs)
 

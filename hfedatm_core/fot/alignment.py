@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from hfedatm_core.assignment import Solver
-from hfedatm_core.channels import ChannelGraph
-from hfedatm_core.fitting import fit, require_finite
-from hfedatm_core.matching import Matcher, Scope
+from hfedatm_core.channels.graph import ChannelGraph
+from hfedatm_core.fot.assignment import Solver
+from hfedatm_core.fot.matching import Matcher, Scope
+from hfedatm_core.fot.shapes import fit, require_finite
 
 if TYPE_CHECKING:
-    from hfedatm_core.gram import Gram
+    from hfedatm_core.grams.gram import Gram
 
 
 @dataclass(frozen=True)

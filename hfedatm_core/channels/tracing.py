@@ -1,4 +1,4 @@
-"""From a module to its :class:`~hfedatm_core.channels.ChannelGraph`, with ``torch.fx``.
+"""From a module to its :class:`~hfedatm_core.channels.graph.ChannelGraph`, with ``torch.fx``.
 
 Convolutions and Linear layers read the channel spaces of their input and open a new one; norm
 layers, activations and pooling pass them on; a flatten widens the blocks; additions unite spaces;
@@ -14,17 +14,17 @@ from typing import Any
 
 from torch import fx, nn
 
-from hfedatm_core import operations
-from hfedatm_core.channels import ChannelGraph, ChannelGroup, Kind, Member
-from hfedatm_core.layouts import Layout, Segment, Spaces
-from hfedatm_core.recording import Recording, record
+from hfedatm_core.channels import operations
+from hfedatm_core.channels.graph import ChannelGraph, ChannelGroup, Kind, Member
+from hfedatm_core.channels.recording import Recording, record
+from hfedatm_core.channels.spaces import Layout, Segment, Spaces
 
 _LOG = logging.getLogger(__name__)
 _OUTPUT = "its channels are the network's output"
 
 
 def trace(model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any]) -> ChannelGraph:
-    """See :meth:`hfedatm_core.channels.ChannelGraph.trace`."""
+    """See :meth:`hfedatm_core.channels.graph.ChannelGraph.trace`."""
     kernels = frozenset(
         f"{name}.weight" if name else "weight"
         for name, module in model.named_modules(remove_duplicate=False)
