@@ -10,7 +10,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from hfedatm_core.channels.graph import ChannelGraph, ChannelGroup, Member
+from hfedatm_core.channels.graph import ChannelGraph
+from hfedatm_core.channels.groups import ChannelGroup, Member
 from hfedatm_core.fot.assignment import SOLVERS, Solver, assign, rounding
 from hfedatm_core.fot.filters import Filters
 

@@ -1,4 +1,4 @@
-"""Make a station's tensors fit the reference's, or say which one does not."""
+"""Give a station's tensors the reference's shapes, or say which one cannot have it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def require_finite(state: State, whose: str) -> None:
             )
 
 
-def fit(state: State, reference: State, kernels: frozenset[str]) -> dict[str, Tensor]:
+def match_shapes(state: State, reference: State, kernels: frozenset[str]) -> dict[str, Tensor]:
     """Return ``state`` with the reference's shapes.
 
     A convolution kernel of another spatial size is resized by (bi)linear interpolation; any other
