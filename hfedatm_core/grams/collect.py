@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from hfedatm_core.grams.by_layer import regroup
 from hfedatm_core.grams.gram import FactorGram, Gram, PackedGram
 from hfedatm_core.grams.layer_inputs import LayerInput, find_layer_inputs
-from hfedatm_core.grams.triangle import FactorStack, add_outer, pack
+from hfedatm_core.grams.low_rank import FactorStack
+from hfedatm_core.grams.triangle import add_outer, pack
 from hfedatm_core.inputs import Batch, Inputs, forward
 
 

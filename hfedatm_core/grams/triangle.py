@@ -1,14 +1,15 @@
-"""Symmetric matrices as packed upper triangles, and stacks of rows compressed to a low rank."""
+"""Symmetric matrices as packed upper triangles."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from scipy.linalg import get_lapack_funcs
+from scipy.linalg import get_blas_funcs, get_lapack_funcs
 from torch import Tensor
+
+from hfedatm_core.tensors import plain_floats
 
 
 def triangle_dim(size: int) -> int:
@@ -27,7 +28,7 @@ def diagonal_positions(dim: int) -> Tensor:
 
 def pack(matrix: Tensor) -> Tensor:
     """Copy the upper triangle of a square matrix, row by row, into one vector."""
-    source = _numbers(matrix)
+    source = plain_floats(matrix).numpy()
     # LAPACK counts by columns: what we call the upper triangle of a matrix is its lower one.
     (to_packed,) = get_lapack_funcs(("trttp",), dtype=source.dtype)
     return torch.from_numpy(to_packed(source.T, "L")[0])
@@ -35,7 +36,7 @@ def pack(matrix: Tensor) -> Tensor:
 
 def unpack_upper(triangle: Tensor) -> Tensor:
     """Return a square matrix with this upper triangle; what is below the diagonal is arbitrary."""
-    source = _numbers(triangle)
+    source = plain_floats(triangle).numpy()
     (to_full,) = get_lapack_funcs(("tpttr",), dtype=source.dtype)
     return torch.from_numpy(to_full(triangle_dim(len(source)), source, "L")[0].T)
 
@@ -61,6 +62,18 @@ def add_outer(matrix: Tensor, rows: Tensor, block: int = 256) -> None:
         matrix[i : i + block, i:].addmm_(rows[:, i : i + block].T, rows[:, i:])
 
 
+def add_product(out: Tensor, left: Tensor, triangle: Tensor, scale: float = 1.0) -> None:
+    """Add ``scale * left @ S`` to ``out`` in place, with ``S`` the matrix of a packed triangle."""
+    # SciPy's BLAS is quicker than torch's and reads one triangle only; it counts by columns,
+    # in which all matrices here are transposed. One that is not contiguous it would copy.
+    if not out.is_contiguous():
+        raise ValueError("a product is added to a contiguous tensor only")
+    matrix = unpack_upper(triangle).to(out.dtype).numpy().T
+    (symm,) = get_blas_funcs(("symm",), dtype=matrix.dtype)
+    columns = left.to(out.dtype).numpy().T
+    symm(scale, matrix, columns, 1.0, out.numpy().T, lower=True, overwrite_c=True)
+
+
 def feature_order(index: Tensor | Sequence[int], dim: int) -> Tensor | None:
     """Expand a channel permutation to ``dim`` features; ``None`` stands for the identity."""
     channels = torch.as_tensor(index, dtype=torch.long).cpu()
@@ -77,75 +90,35 @@ def feature_order(index: Tensor | Sequence[int], dim: int) -> Tensor | None:
     return torch.cat([order, torch.arange(dim - tail, dim)])
 
 
-def compress(rows: Tensor, rank: int) -> tuple[Tensor, float]:
-    """Return at most ``rank`` rows ``U`` with ``UᵀU ≈ rowsᵀ rows``, and the lost share of energy.
+class TriangleSum:
+    """Running sum ``Σ w_k T_k`` of packed triangles."""
 
-    With the eigenvectors ``V`` of ``rows rowsᵀ`` (small), ``U = V_rᵀ rows`` is the best
-    approximation of that rank, and equal up to rounding when ``rank`` reaches the rank of ``rows``.
-    """
-    energy, vectors = torch.linalg.eigh((rows @ rows.T).double())
-    energy = energy.clamp(min=0.0)
-    total = float(energy.sum())
-    # Directions below the rounding of the product carry no information.
-    noise = float(energy[-1]) * len(rows) * torch.finfo(rows.dtype).eps * 1e-2
-    kept = min(rank, max(1, int((energy > noise).sum())))
-    lost = float(energy[: len(rows) - kept].sum())
-    factor = vectors[:, len(rows) - kept :].flip(1).T.to(rows.dtype) @ rows
-    return factor, lost / total if total > 0 else 0.0
+    def __init__(self) -> None:
+        self._total: Tensor | None = None
 
+    def add(self, triangle: Tensor, weight: float) -> None:
+        """Add ``weight * triangle``."""
+        if self._total is None:
+            self._total = triangle * weight
+        else:
+            require_same_size(self._total, triangle)
+            self._total.add_(triangle, alpha=weight)
 
-class FactorStack:
-    """Rows ``U`` with a growing ``UᵀU``, held to a bounded number by :func:`compress`.
+    def total(self) -> Tensor:
+        """Return the sum, not a copy of it."""
+        assert self._total is not None
+        return self._total
 
-    Parameters
-    ----------
-    rank
-        Number of rows after a compression.
-    limit
-        Number of rows that triggers one; ``2 * rank`` unless given.
-    """
-
-    def __init__(self, rank: int, limit: int | None = None) -> None:
-        if rank < 1:
-            raise ValueError(f"the rank of a factor must be at least 1, got {rank}")
-        self.rank = rank
-        self.limit = max(rank, 2 * rank if limit is None else limit)
-        self.lost = 0.0
-        self._parts: list[Tensor] = []
-
-    def __len__(self) -> int:
-        """Return the number of rows held."""
-        return sum(len(part) for part in self._parts)
-
-    def push(self, rows: Tensor, scale: float = 1.0) -> None:
-        """Stack ``scale * rows``."""
-        for i in range(0, len(rows), self.limit):
-            self._parts.append(rows[i : i + self.limit] * scale)
-            if len(self) > self.limit:
-                self._compress(self.rank)
-
-    def factor(self, rank: int | None = None) -> Tensor:
-        """Return the stacked rows, compressed to ``rank`` rows if there are more."""
-        if rank is not None and len(self) > rank:
-            self._compress(rank)
-        if len(self._parts) > 1:
-            self._parts = [torch.cat(self._parts)]
-        return self._parts[0]
-
-    def copy(self) -> FactorStack:
-        """Return an independent copy (parts are never changed in place, so they are shared)."""
-        copy = FactorStack(self.rank, self.limit)
-        copy.lost, copy._parts = self.lost, list(self._parts)
+    def copy(self) -> TriangleSum:
+        """Return an independent copy."""
+        copy = TriangleSum()
+        copy._total = None if self._total is None else self._total.clone()
         return copy
 
-    def _compress(self, rank: int) -> None:
-        stacked = torch.cat(self._parts)
-        self._parts.clear()
-        factor, lost = compress(stacked, rank)
-        self._parts.append(factor)
-        self.lost = max(self.lost, lost)
 
-
-def _numbers(values: Tensor) -> Any:
-    kind = torch.float64 if values.dtype == torch.float64 else torch.float32
-    return values.detach().to("cpu", kind).numpy()
+def require_same_size(have: Tensor, got: Tensor) -> None:
+    """Raise ``ValueError`` unless the stored numbers of two Grams are as many."""
+    if have.numel() != got.numel():
+        raise ValueError(
+            f"cannot combine Grams of different sizes ({have.numel()} and {got.numel()} values)"
+        )
