@@ -22,8 +22,8 @@ from pydantic import ValidationError
 from hfedatm.npy import read_array, write_array
 from hfedatm.settings import Settings
 from hfedatm.text import printable
-from hfedatm_core.gram import Gram
-from hfedatm_core.sharing import pack_grams, unpack_grams
+from hfedatm_core.grams.by_layer import pack_grams, unpack_grams
+from hfedatm_core.grams.gram import Gram
 
 State = dict[str, torch.Tensor]
 Kind = Literal["prepare", "train", "measure", "evaluate"]
