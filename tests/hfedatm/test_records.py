@@ -113,7 +113,7 @@ SETTINGS = small_settings()
         {"run": ""},
         {"run": "run\n"},
         {"run": 5},
-        {"client": 10**12},
+        {"client": 2**64},
         {"client": -2},
         {"client": "../x"},
         {"client": True},
