@@ -27,7 +27,7 @@ test-docker: install  ## containers; needs a Docker engine
 	$(BIN)/python -m pytest -m docker tests/e2e
 
 lint: install
-	$(BIN)/ruff check . && $(BIN)/mypy
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 bench: install     ## every figure of docs/performance.md; under 15 minutes on 2 quiet cores
 	$(BIN)/python benchmarks/run_all.py

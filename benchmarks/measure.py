@@ -11,7 +11,8 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -85,9 +86,8 @@ def paired(
         ``theirs`` are medians in seconds.
     """
     ours(), theirs()  # what is paid once (imports, caches, page faults) is not compared
-    gc.collect()
-    gc.freeze()  # or else looking through all imported modules takes longer than many a job
-    return _compared([(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(repeats)])
+    with _frozen():
+        return _compared([(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(repeats)])
 
 
 def side_by_side(ours: Prepared, theirs: Prepared, pairs: int, times: int = 1) -> dict[str, float]:
@@ -128,10 +128,24 @@ def _time(queue: Any, ready: Any, core: int, side: Prepared, times: int) -> None
     except BaseException:
         ready.abort()  # or the other side would wait for ever
         raise
+    with _frozen():
+        ready.wait(timeout=600)
+        queue.put(sum(cpu_seconds(job) for _ in range(times)) / times)
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """Keep the garbage collector from what is there already.
+
+    Looking through all imported modules takes longer than many a job. At the end everything is
+    given back: triton reports a leak for each of its objects that is frozen when Python ends.
+    """
     gc.collect()
     gc.freeze()
-    ready.wait(timeout=600)
-    queue.put(sum(cpu_seconds(job) for _ in range(times)) / times)
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _compared(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:

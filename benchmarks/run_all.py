@@ -33,6 +33,7 @@ SCRIPTS = (
     "clients_per_second",
     "round_overhead",
     "deployment_overhead",
+    "trust_cost",
 )
 # They measure bytes, which nobody beside them changes.
 SIDE_BY_SIDE = ("memory_growth", "vgg11_merge", "gram_bytes")

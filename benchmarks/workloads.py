@@ -22,8 +22,6 @@ from hfedatm_core.data import DataSpec, Domain, DomainData
 from hfedatm_core.models import lenet5
 from server_app.strategy import HFedATMStrategy
 
-# Flower's runtimes tell a process who it is before it may make a message.
-TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 logging.getLogger("flwr").setLevel(logging.WARNING)
 
 DIGITS = DataSpec("image", 10, (1, 28, 28))
@@ -53,11 +51,17 @@ def no_training(model: Any, batches: Any, received: Any, settings: Any) -> dict[
     return {"loss": 0.0}
 
 
+def be_a_process_of_a_run() -> None:
+    """Say who this process is, as Flower's runtimes do before a process may make a message."""
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+
+
 def three_tiers(given: dict[str, Any]) -> Callable[[], object]:
     """Return a job that runs all global rounds of these settings in this process.
 
     It is what ``hfedatm run`` does between its checks and its files.
     """
+    be_a_process_of_a_run()
     settings = resolve({"target-domain": "target", "device": "cpu", "diagnostics": False, **given})
     data, method, rule = load_data(settings), build_method(settings), build_rule(settings)
     model = build_model(settings, data.spec, method)
@@ -97,6 +101,7 @@ def _flat_train(message: Message, context: Context) -> Message:
 
 def flat_fedavg(clients: int, rounds: int) -> Callable[[], object]:
     """Return a job that runs Flower's FedAvg over the same engine, without stations."""
+    be_a_process_of_a_run()
     grid = InProcessGrid(flat_app, range(clients))
     start = ArrayRecord(lenet5.build(DIGITS).state_dict())
     strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=clients, min_train_nodes=clients)

@@ -10,35 +10,27 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app.apart import apart
 from hfedatm.handling import answering
 from hfedatm.handover.parcel import by_parcel
+from hfedatm.trust.introduction import introduction
+from hfedatm.trust.obeying import obey
+from hfedatm.trust.origin import known_origin
 
 if TYPE_CHECKING:
     from client_app.work import LocalWork
 
-app = ClientApp(mods=[apart, by_parcel])
+app = ClientApp(mods=[apart, known_origin, by_parcel, obey])
 
 
 @app.query()
 @answering
 def identify(message: Message, context: Context) -> RecordDict:
     """Say where in the tree this node is: its share of the data, of how many."""
-    config = context.node_config
-    return RecordDict(
-        {
-            "node": ConfigRecord(
-                {
-                    "tier": "client",
-                    "index": int(config.get("partition-id", -1)),
-                    "siblings": int(config.get("num-partitions", 0)),
-                }
-            )
-        }
-    )
+    return introduction(message, context, "client")
 
 
 @app.train()

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from hfedatm.assembly import load_data, target_domain
+from hfedatm.assembly import find_dataset, load_data, target_domain
 from hfedatm.errors import UserError
 from hfedatm.seeding import derive, generator
 from hfedatm.settings import Settings
+from hfedatm.trust.policy import Policy, PolicyRefusal
 from hfedatm_core.data import Batch, DataSpec, Domain, batches, concat
 from hfedatm_core.data.base import match_name
 from hfedatm_core.data.split import client_shares, split_validation, station_order
+
+log = logging.getLogger("hfedatm")
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class Batches:
 
 
 @lru_cache(maxsize=4)
-def shares_of(settings: Settings, data_dir: str = "") -> list[dict[str, torch.Tensor]]:
+def shares_of(settings: Settings, data_dir: str | None = None) -> list[dict[str, torch.Tensor]]:
     """Return the shares of all clients in the order of their ids, station by station."""
     data = load_data(settings, data_dir)
     held_out = target_domain(settings, data)
@@ -96,36 +101,71 @@ def shares_of(settings: Settings, data_dir: str = "") -> list[dict[str, torch.Te
     return [shares[index] for station in order for index in station]
 
 
+def data_folder(settings: Settings, node_config: Mapping[str, Any], policy: Policy) -> str:
+    """Return the folder this node reads: the owner's word first, and where it counts alone."""
+    own = policy.data.folder or str(node_config.get("data-dir", ""))
+    return own if own or policy.is_owners else settings.data_dir
+
+
+def data_identity(settings: Settings, node_config: Mapping[str, Any], policy: Policy) -> str:
+    """Return which data this node works on: the same ones have one name, whatever a run says."""
+    if folder := data_folder(settings, node_config, policy):
+        return f"folder {Path(folder).expanduser().resolve()}"
+    load = find_dataset(settings.dataset)
+    return f"data set {load.__module__}:{getattr(load, '__qualname__', settings.dataset)}"
+
+
 def client_data(settings: Settings, client: int, node_config: Mapping[str, Any]) -> ClientData:
     """Return a client's examples, split into training and validation.
 
-    A node whose ``node-config`` names a ``data-dir`` and no ``partition-id`` owns all of that
-    folder; any other node has share number ``client`` of the partitioned data set. The held-out
-    domain is never among them.
+    A node whose policy or ``node-config`` names a folder, and which has no ``partition-id``, owns
+    all of that folder; any other node has a share of the partitioned data set: number
+    ``client``, or on a deployed node the number its owner gave it. The held-out domain is never
+    among them.
     """
-    data_dir = str(node_config.get("data-dir", "")) or settings.data_dir
-    data = load_data(settings, data_dir)
-    if "data-dir" in node_config and "partition-id" not in node_config:
-        target = settings.target_domain
-        held_out = match_name(target, data.domains, data.aliases)
-        own = [d for name, d in data.domains.items() if name != held_out]
-        if not own:
-            raise UserError(
-                f"{data_dir} holds only the held-out domain {target!r}: nothing to train on"
-            )
-    else:
-        if not 0 <= client < settings.num_clients:
-            raise UserError(
-                f"client {client}: stations x clients-per-station makes "
-                f"{settings.num_clients} shares, "
-                f"numbered from 0; set partition-id in the node-config to one of them"
-            )
-        share = shares_of(settings, data_dir)[client]
-        own = [data.domains[name].subset(index) for name, index in share.items() if len(index)]
+    policy = Policy.current()
+    folder = data_folder(settings, node_config, policy)
+    if policy.is_owners and "partition-id" in node_config:
+        client = int(node_config["partition-id"])
+    try:
+        spec, own = _own_domains(settings, client, folder, node_config, policy)
+    except UserError as error:
+        if not (policy.is_owners and folder) or isinstance(error, PolicyRefusal):
+            raise
+        # What is in the owner's folder is nobody else's business: the reason stays here.
+        log.error("%s: %s", folder, error)
+        raise UserError(
+            f"dataset: this node's own data cannot be loaded as {settings.dataset!r} with "
+            f"target-domain {settings.target_domain!r}; the node's log says why"
+        ) from None
     train, validation = [], []
     for domain in own:
         kept, held = split_validation(domain.targets, settings.validation_fraction, settings.seed)
         train.append(domain.subset(kept) if len(held) else domain)
         if len(held):
             validation.append(domain.subset(held))
-    return ClientData(data.spec, concat(train), validation)
+    return ClientData(spec, concat(train), validation)
+
+
+def _own_domains(
+    settings: Settings, client: int, folder: str, node_config: Mapping[str, Any], policy: Policy
+) -> tuple[DataSpec, list[Domain]]:
+    data = load_data(settings, folder)
+    whole = bool(policy.data.folder) or "data-dir" in node_config
+    if whole and "partition-id" not in node_config:
+        target = settings.target_domain
+        held_out = match_name(target, data.domains, data.aliases)
+        own = [d for name, d in data.domains.items() if name != held_out]
+        if not own:
+            raise UserError(
+                f"{folder} holds only the held-out domain {target!r}: nothing to train on"
+            )
+        return data.spec, own
+    if not 0 <= client < settings.num_clients:
+        raise UserError(
+            f"client {client}: stations x clients-per-station makes {settings.num_clients} "
+            f"shares, numbered from 0; set partition-id in the node-config to one of them"
+        )
+    share = shares_of(settings, folder)[client]
+    own = [data.domains[name].subset(index) for name, index in share.items() if len(index)]
+    return data.spec, own

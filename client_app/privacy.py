@@ -3,20 +3,23 @@
 The noise multiplier is fixed once, before a client's first release, so that the whole run (every
 Gram of every round, every DP-SGD step) stays within the budget if the client takes part in all of
 it. Whatever it releases is booked in its ledger, and it refuses work its budget does not cover.
+Where the data have an owner, it also refuses what does not fit the owner's budget of all runs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
-from client_app.ledger import Account, LedgerFile
+from client_app.ledger import Account, LedgerFile, compact
 from hfedatm.assembly import build_rule
 from hfedatm.privacy import secure_threshold
 from hfedatm.records import Task
+from hfedatm.trust.checking import check_sigma
+from hfedatm.trust.policy import Policy, PolicyRefusal
 from hfedatm_core import Gram
 from hfedatm_core.privacy.accounting import Budget, Ledger, calibrate_sigma
+from hfedatm_core.privacy.clipping import sensitivity
 from hfedatm_core.privacy.noise import NoiseSource
 from hfedatm_core.privacy.release import GramRelease
 from hfedatm_core.sharing import distinct
@@ -33,24 +36,22 @@ class ClientPrivacy:
         Number of its training examples.
     grams
         How many distinct Grams a round of this model has.
-    folder
+    file
         Where the client keeps its ledger.
     """
 
-    def __init__(self, task: Task, examples: int, grams: int, folder: Path) -> None:
+    def __init__(self, task: Task, examples: int, grams: int, file: LedgerFile) -> None:
         self.task, self.settings = task, task.settings
         self.examples, self.grams = examples, grams
-        self._file = LedgerFile(folder)
+        self._file = file
+        self._policy = Policy.current()
         s = self.settings
         self.sample_rate = min(1.0, s.batch_size / examples)
         self.steps = s.local_epochs * math.ceil(examples / s.batch_size)
-        self.budget = Budget(s.privacy_epsilon, s.privacy_delta) if s.privacy_epsilon else None
-        with self._file.lock():
-            account = self._file.read()
-            if account.sigma is None:
-                account.sigma = s.privacy_sigma or self._calibrated()
-                self._file.write(account)
-        self.sigma: float = account.sigma
+        most = min(s.privacy_epsilon or math.inf, self._policy.privacy.run_epsilon or math.inf)
+        self.budget = Budget(most, s.privacy_delta) if math.isfinite(most) else None
+        self.sigma: float = self._file.read().sigma or s.privacy_sigma or self._calibrated()
+        check_sigma(self._policy, self.sigma)
 
     def require(self) -> None:
         """Raise `BudgetExceededError` if this message's releases do not fit the budget."""
@@ -64,7 +65,9 @@ class ClientPrivacy:
         with self._file.lock():
             account = self._file.read()
             self._require(account)
+            account.sigma = account.sigma or self.sigma
             account.ledger += self.cost()
+            account.total = compact(account.total + self.cost_of_one_example())
             self._file.write(account)
         return account.ledger.epsilon(self.settings.privacy_delta)
 
@@ -78,6 +81,19 @@ class ClientPrivacy:
             # none are noised, and none counted, without a mechanism
             ledger.spend_gaussian(self.sigma, self.grams)
         return ledger
+
+    def cost_of_one_example(self) -> Ledger:
+        """Return what this message adds to the account of the data, which is about one example.
+
+        One example may turn a client's Gram into any other: noise that hides a client who sends
+        nothing hides that change less well.
+        """
+        s = self.settings
+        if s.privacy_mechanism not in ("client", "paper") or s.dp_sgd:
+            return self.cost()
+        weaker = 1 / sensitivity("client", 1.0, 1, adjacency="replace")
+        releases = self.cost().releases.items()
+        return Ledger({(sigma * weaker, rate): count for (sigma, rate), count in releases})
 
     def release(self, grams: Mapping[str, Gram], examples: int, asked: int) -> dict[str, Gram]:
         """Return the Grams to send.
@@ -115,6 +131,18 @@ class ClientPrivacy:
     def _require(self, account: Account) -> None:
         if self.budget:
             account.ledger.require(self.budget, self.cost(), who=f"client {self.task.client}")
+        most = self._policy.privacy.total_epsilon
+        if most is None:
+            return
+        limit = Budget(most, self._policy.privacy.most_delta or 1e-5)
+        planned = self.cost_of_one_example()
+        if account.total.would_exceed(limit, planned):
+            after = (account.total + planned).epsilon(limit.delta)
+            raise PolicyRefusal(
+                f"privacy.epsilon: with this reply all runs on these data would have spent "
+                f"{after:.4g} at delta = {limit.delta:.3g}, the owner of this node allows at most "
+                f"{most:g} (policy: privacy.total-epsilon)"
+            )
 
     def _calibrated(self) -> float:
         assert self.budget is not None, "settings demand epsilon or sigma"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
-from client_app.data import Batches, client_data
+from client_app.data import Batches, client_data, data_identity
 from client_app.methods.base import State
 from client_app.secure import withhold
 from client_app.training import evaluate, learning_rate, torch_threads, train_locally
@@ -18,10 +18,12 @@ from hfedatm.privacy import is_private
 from hfedatm.records import Task, find_record, record_to_state
 from hfedatm.seeding import derive, seed_torch
 from hfedatm.state import NodeMemory
+from hfedatm.trust.policy import Policy
 from hfedatm_core import Gram, collect_grams
 from hfedatm_core.sharing import distinct
 
 if TYPE_CHECKING:
+    from client_app.ledger import LedgerFile
     from client_app.privacy import ClientPrivacy
 
 TRAIN_FN = "train(model, batches, received, settings) -> dict of metrics"
@@ -31,7 +33,7 @@ class LocalWork:
     """One message's work: the received model on this client's examples."""
 
     def __init__(self, content: RecordDict, context: Context) -> None:
-        self.content = content
+        self.content, self._context = content, context
         self.task = Task.from_record(content["task"])  # type: ignore[arg-type]
         settings = self.settings = self.task.settings
         self.device = pick_device(settings)
@@ -91,6 +93,11 @@ class LocalWork:
         from client_app.private_training import train_privately
 
         assert self.privacy is not None
+        if not self.method.per_example_loss:  # the server checks it, but whose server is it?
+            raise UserError(
+                f"dp-sgd: client-method = {self.settings.client_method!r} mixes examples or sends "
+                "more than the model, which DP-SGD does not cover"
+            )
         return train_privately(
             self.model,
             self.method,
@@ -160,7 +167,17 @@ class LocalWork:
         s = self.settings
         noised = s.privacy_mechanism != "none"
         grams = len(distinct(example_grams(s, self.model, self.data.spec))) if noised else 0
-        return ClientPrivacy(self.task, self.num_examples, grams, self.memory.folder)
+        return ClientPrivacy(self.task, self.num_examples, grams, self._ledger())
+
+    def _ledger(self) -> LedgerFile:
+        """Return the account of this client's run or, where they have an owner, of its data."""
+        from client_app.ledger import DataLedgerFile, LedgerFile  # late: so do its ledgers
+
+        policy, config = Policy.current(), self._context.node_config
+        if not policy.is_owners:
+            return LedgerFile(self.memory.folder)
+        data = data_identity(self.settings, config, policy)
+        return DataLedgerFile(self.memory.root, data, self.task.run)
 
     def _batches(self, seed: int | None = None) -> Batches:
         return Batches(self.data.train, self.data.spec, self.settings.batch_size, self.device, seed)
@@ -172,6 +189,6 @@ class LocalWork:
 
 def load_train_fn(settings: Any) -> Callable[..., Any]:
     """Return the user's training function, or say what it must look like."""
-    function = import_object("train-fn", settings.train_fn)
+    function = import_object("train-fn", settings.train_fn, "hfedatm.trainers")
     check_call("train-fn", function, TRAIN_FN, "model", "batches", "received", "settings")
     return function  # type: ignore[no-any-return]

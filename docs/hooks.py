@@ -53,6 +53,16 @@ def settings_table() -> str:
     )
 
 
+def policy_table() -> str:
+    """Return everything a policy may say."""
+    from hfedatm.trust.policy import fields
+
+    return _table(
+        ("key", "without it", "meaning"),
+        ((f"`{s}.{key}`", f"`{default}`", meaning) for s, key, default, meaning in fields()),
+    )
+
+
 def presets_table() -> str:
     """Return what every preset sets, apart from what all of the paper's share."""
     from hfedatm.settings import load_presets
@@ -76,7 +86,13 @@ def commands_list() -> str:
 
     group: Any = typer.main.get_command(typer_app)
     parts = []
-    for name, command in group.commands.items():
+    below = {
+        f"{name} {sub}": command
+        for name, inner in group.commands.items()
+        for sub, command in getattr(inner, "commands", {}).items()
+    }
+    single = {n: c for n, c in group.commands.items() if not hasattr(c, "commands")}
+    for name, command in (single | below).items():
         context = Context(command, info_name=f"hfedatm {name}", parent=None)
         parts.append(f"## hfedatm {name}\n\n```text\n{_help(command, context)}\n```\n")
     return "\n".join(parts)
@@ -98,6 +114,7 @@ def functions_of(package: str, function: str) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings_table,
+    "policy": policy_table,
     "presets": presets_table,
     "commands": commands_list,
     "methods": lambda: classes_of("client_app/methods"),

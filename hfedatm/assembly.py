@@ -22,6 +22,7 @@ from hfedatm.errors import UserError
 from hfedatm.plugins import calling, check_call, construct, find_class, find_function
 from hfedatm.seeding import derive, seed_torch
 from hfedatm.settings import Settings, parse_params
+from hfedatm.trust.policy import Policy
 from hfedatm_core import Gram, collect_grams
 from hfedatm_core.collect import forward
 from hfedatm_core.data import DataSpec, DomainData
@@ -31,13 +32,17 @@ from server_app.rules.base import Rule
 
 
 def load_data(settings: Settings, data_dir: str | None = None) -> DomainData:
-    """Load the data set; a process that serves many clients loads it once."""
-    return _load(settings.dataset, settings.dataset_params, data_dir or settings.data_dir)
+    """Load the data set; a process that serves many clients loads it once.
+
+    ``data_dir`` is the folder to read, whatever the settings say; an empty one is none.
+    """
+    folder = Policy.current().data.folder or settings.data_dir if data_dir is None else data_dir
+    return _load(settings.dataset, settings.dataset_params, folder)
 
 
 @lru_cache(maxsize=2)
 def _load(dataset: str, params: str, data_dir: str) -> DomainData:
-    load = find_function("dataset", dataset, hfedatm_core.data, "load", "hfedatm.datasets")
+    load = find_dataset(dataset)
     check_call("dataset", load, "load(data_dir, **params) -> DomainData", "data_dir")
     options = parse_params(params)
     _check_options("dataset", load, options, f"data set {dataset!r}", "data_dir")
@@ -46,6 +51,14 @@ def _load(dataset: str, params: str, data_dir: str) -> DomainData:
     if not isinstance(data, DomainData):
         raise UserError(f"dataset: {dataset!r} returned {type(data).__name__}, not a DomainData")
     return data
+
+
+def find_dataset(name: str) -> Callable[..., Any]:
+    """Return the function that loads a data set."""
+    found: Callable[..., Any] = find_function(
+        "dataset", name, hfedatm_core.data, "load", "hfedatm.datasets"
+    )
+    return found
 
 
 def target_domain(settings: Settings, data: DomainData) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,18 @@ from hfedatm.privacy import statement
 from hfedatm.results import load_weights, read_tensors
 from hfedatm.runs import Run
 from hfedatm.settings import Settings
+from hfedatm.trust import authorship
 from hfedatm_core.data import DataSpec
 from server_app.scores import summarise
 
 
-def export_run(run: Run, which: str, folder: Path, onnx: bool = False) -> list[Path]:
+def export_run(
+    run: Run, which: str, folder: Path, onnx: bool = False, allow: Iterable[str] = ()
+) -> list[Path]:
     """Write the chosen model and what one needs to use it; return the files.
 
-    Everything is checked and built before the first file is written.
+    Everything is checked and built before the first file is written. Own code that a folder of
+    somebody else's names is imported only if ``allow`` names it, too.
     """
     weights = run.path / f"{which}.safetensors"
     if not weights.is_file():
@@ -38,6 +43,7 @@ def export_run(run: Run, which: str, folder: Path, onnx: bool = False) -> list[P
     if onnx:
         require_onnx()
     settings = _settings(run)
+    authorship.require_own(run.config, settings, allow, "--allow {name}")
     spec = load_data(settings).spec
     model = build_model(settings, spec, build_method(settings))
     load_weights(model, read_tensors(weights)[0], weights)

@@ -1,13 +1,15 @@
 """Read and write the arrays of a message.
 
-Flower sends an array as the bytes of a ``.npy`` file. NumPy writes and parses the text of its
-header, a Python literal, for every array of every message; a federation sends the same few headers
-over and over, so here they are kept.
+Flower sends an array as the bytes of a ``.npy`` file. Only the plain form of it is read: version 1,
+numbers of a few types, in C order, as many bytes as the header says. NumPy would also accept
+archives, pickles, other versions and any Python literal for a header. A federation sends the same
+few headers over and over, so what they say is kept.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
@@ -17,25 +19,49 @@ from flwr.app import Array
 
 _PREFIX = b"\x93NUMPY\x01\x00"  # the format version that all arrays of plain numbers have
 _START = len(_PREFIX) + 2
+_MOST_HEADER = 1024
+_HEADER = re.compile(  # each repetition begins with a comma: nothing to try twice
+    rb"\{'descr': '([<|][a-z]\d)', 'fortran_order': False, "
+    rb"'shape': \(((?:\d{1,15}(?:, \d{1,15}){0,15},?)?)\), \} *\n"
+)
+_TYPES = {
+    np.dtype(name).str: np.dtype(name)
+    for name in ("bool", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8")
+}
+
+
+def read_layout(array: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return shape and type of an array after checking all but its numbers; nothing is copied."""
+    shape, dtype, _ = _open(array)
+    return shape, dtype
 
 
 def read_array(array: Array) -> np.ndarray[Any, Any]:
-    """Return what ``array.numpy()`` returns: a new array, never unpickled."""
-    data = array.data
-    if array.stype != "numpy.ndarray" or not data.startswith(_PREFIX):
-        return array.numpy()
-    end = _START + int.from_bytes(data[len(_PREFIX) : _START], "little")
-    shape, fortran_order, dtype = _layout(data[:end])
-    if dtype.hasobject or min(shape, default=0) < 0:
-        raise ValueError(f"an array of type {dtype} and shape {shape} is not accepted")
-    values = np.frombuffer(data, dtype, math.prod(shape), end)
-    return values.reshape(shape, order="F" if fortran_order else "C").copy(order="K")
+    """Return a new array of the numbers that were sent; raises ``ValueError`` for anything else."""
+    shape, dtype, start = _open(array)
+    return np.frombuffer(array.data, dtype, math.prod(shape), start).reshape(shape).copy()
 
 
 def write_array(values: np.ndarray[Any, Any]) -> Array:
     """Return what ``Array(values)`` returns for an array of plain numbers, in C order."""
     header = _header(values.shape, values.dtype)
     return Array(str(values.dtype), values.shape, "numpy.ndarray", header + values.tobytes())
+
+
+def _open(array: Array) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    data = array.data
+    if array.stype != "numpy.ndarray" or not data.startswith(_PREFIX):
+        raise ValueError("it is not a .npy file of version 1")
+    length = int.from_bytes(data[len(_PREFIX) : _START], "little")
+    if length > _MOST_HEADER:
+        raise ValueError(f"its header of {length} bytes is longer than {_MOST_HEADER}")
+    start = _START + length
+    shape, dtype = _layout(data[_START:start])
+    if len(data) - start != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"it has {len(data) - start} bytes for shape {shape} of {dtype}")
+    if tuple(array.shape) != shape:
+        raise ValueError(f"it says shape {tuple(array.shape)} but carries {shape}")
+    return shape, dtype, start
 
 
 @lru_cache(maxsize=4096)
@@ -47,7 +73,9 @@ def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _layout(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    stream = BytesIO(header)
-    np.lib.format.read_magic(stream)
-    return np.lib.format.read_array_header_1_0(stream)
+def _layout(header: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    found = _HEADER.fullmatch(header)
+    dtype = _TYPES.get(found[1].decode()) if found else None
+    if found is None or dtype is None:
+        raise ValueError("its header does not describe plain numbers in C order")
+    return tuple(int(size) for size in found[2].replace(b",", b" ").split()), dtype

@@ -2,7 +2,9 @@
 
 Built-in names are modules of one package and are found by importing them, so adding one is adding
 a file. Other packages can announce theirs under the entry-point groups ``hfedatm.models``,
-``hfedatm.datasets``, ``hfedatm.methods`` and ``hfedatm.rules``.
+``hfedatm.datasets``, ``hfedatm.methods``, ``hfedatm.rules`` and ``hfedatm.trainers``.
+
+A deployed process imports nothing else because of a run unless its owner's policy lists it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from types import ModuleType
 from typing import Any
 
 from hfedatm.errors import UserError, explain
+from hfedatm.trust.checking import require_code
+from hfedatm.trust.policy import Policy
 from hfedatm_core.discovery import find, suggest
 
 OWN = "Your own is written 'package.module:name'."
@@ -28,9 +32,14 @@ class PluginError(UserError):
     """A named piece of code cannot be found or does not have the needed form."""
 
 
-@cache
 def find_function(setting: str, name: str, package: ModuleType, attribute: str, group: str) -> Any:
     """Return the function a setting names; ``attribute`` is what a built-in module calls it."""
+    _require_allowed(setting, name)
+    return _find_function(setting, name, package, attribute, group)
+
+
+@cache
+def _find_function(setting: str, name: str, package: ModuleType, attribute: str, group: str) -> Any:
     try:
         own = _from_elsewhere(setting, name, package, group)
         return find(package, name, attribute, setting) if own is None else own
@@ -38,9 +47,14 @@ def find_function(setting: str, name: str, package: ModuleType, attribute: str, 
         raise PluginError(f"{setting}: {error} {OWN}") from None
 
 
-@cache
 def find_class(setting: str, name: str, package: ModuleType, base: type, group: str) -> Any:
     """Return the subclass of ``base`` a setting names."""
+    _require_allowed(setting, name)
+    return _find_class(setting, name, package, base, group)
+
+
+@cache
+def _find_class(setting: str, name: str, package: ModuleType, base: type, group: str) -> Any:
     found = _from_elsewhere(setting, name, package, group)
     if found is None:
         module = _builtin(setting, name, package)
@@ -70,8 +84,25 @@ def _check_overrides(setting: str, cls: type, base: type) -> None:
             check_call(setting, getattr(cls, name), needed, *signature.parameters)
 
 
-def import_object(setting: str, path: str) -> Any:
-    """Import ``package.module:object``."""
+def import_object(setting: str, path: str, group: str = "") -> Any:
+    """Import ``package.module:object``, or what an entry point of ``group`` names.
+
+    This is the one place where a run's words become an import.
+    """
+    if ":" not in path and group:
+        for point in entry_points(group=group, name=path):
+            return _import(setting, f"{point.module}:{point.attr}")
+    _require_allowed(setting, path)
+    return _import(setting, path)
+
+
+def _require_allowed(setting: str, name: str) -> None:
+    """Ask the policy before anything is imported, and again when the answer is remembered."""
+    if ":" in name:
+        require_code(Policy.current(), setting, name)
+
+
+def _import(setting: str, path: str) -> Any:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise PluginError(f"{setting}: got {path!r}; write it 'package.module:name'")
@@ -142,7 +173,7 @@ def _from_elsewhere(setting: str, name: str, package: ModuleType, group: str) ->
     if name.replace("-", "_").lower() in {m.name for m in pkgutil.iter_modules(package.__path__)}:
         return None
     for point in entry_points(group=group, name=name):
-        return import_object(setting, f"{point.module}:{point.attr}")
+        return _import(setting, f"{point.module}:{point.attr}")
     return None
 
 

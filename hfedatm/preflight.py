@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from client_app.data import shares_of
+from client_app.ledger import LedgerFile
 from client_app.privacy import ClientPrivacy
 from hfedatm.assembly import build_method, build_model, build_rule, load_data, pick_device
 from hfedatm.assembly import target_domain as target_of
@@ -195,8 +196,9 @@ def _privacy(settings: Settings, grams: Mapping[str, Gram]) -> dict[str, Any]:
     sizes = [sum(map(len, share.values())) for share in shares_of(settings, settings.data_dir)]
     smallest = min(sizes)
     with tempfile.TemporaryDirectory() as folder:  # a client's ledger that nobody keeps
+        ledger = LedgerFile(Path(folder))
         task = Task("train", settings, 1, station=0, station_round=1, client=0)
-        found["sigma"] = ClientPrivacy(task, smallest, len(distinct(grams)), Path(folder)).sigma
+        found["sigma"] = ClientPrivacy(task, smallest, len(distinct(grams)), ledger).sigma
     if settings.privacy_mechanism != "none" and grams:
         width = max(gram.dim for gram in grams.values())
         signal = smallest if settings.privacy_mechanism == "example" else 1

@@ -1,43 +1,58 @@
-"""What travels between tiers, and the checks on what arrives.
+"""What travels between tiers, and its wire form.
 
 A message carries a ``task`` (what to do, with the run's settings), a ``model`` and, for some
 methods, ``shared`` arrays. A reply carries a ``model``, ``grams``, ``metrics`` and, from a station,
 the ``failures`` of its clients; or a ``failure`` that says why there is nothing else. Nothing is
-ever unpickled, and nothing that fails a check reaches a sum.
+ever unpickled. Replies are read by `hfedatm.wire`, which takes nothing in them for granted.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from hfedatm.handover.recordfile import content_bytes
 from hfedatm.npy import read_array, write_array
 from hfedatm.settings import Settings
-from hfedatm_core.arrays import is_finite
-from hfedatm_core.gram import FactorGram, Gram
+from hfedatm.text import printable
+from hfedatm_core.gram import Gram
 from hfedatm_core.sharing import pack_grams, unpack_grams
 
 State = dict[str, torch.Tensor]
+Kind = Literal["prepare", "train", "measure", "evaluate"]
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
+
+MOST_FAILURES = 64
+"""Failures that a reply lists; of more it gives the number."""
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_MOST_SETTINGS = 100_000  # characters
+_NUMBERS = {  # field of a task -> the least it can be
+    "round": 0,
+    "station": -1,
+    "station_round": 0,
+    "client": -1,
+}
 
 
 class BadReply(Exception):
     """A node's reply cannot be used; the message says why."""
 
 
+class BadTask(ValueError):
+    """A task cannot be read; the message says why."""
+
+
 @dataclass(frozen=True)
 class Task:
     """What a node is asked to do."""
 
-    kind: Literal["prepare", "train", "measure", "evaluate"]
+    kind: Kind
     settings: Settings
     round: int
     station: int = -1
@@ -51,10 +66,27 @@ class Task:
         return ConfigRecord({**self.__dict__, "settings": _write_settings(self.settings)})
 
     @classmethod
-    def from_record(cls, record: ConfigRecord) -> Task:
-        """Read the wire form; the settings are validated again."""
+    def from_record(cls, record: Any) -> Task:
+        """Read the wire form; raises `BadTask` unless every field is there, and in its range."""
+        if not isinstance(record, ConfigRecord):
+            raise BadTask("the message has no task")
         given: dict[str, Any] = dict(record)
-        return cls(**{**given, "settings": _read_settings(given["settings"])})
+        fields = cls.__dataclass_fields__.keys()
+        if given.keys() != fields:
+            wrong = sorted(given.keys() ^ fields)[:5]
+            raise BadTask(f"task: its fields differ from this version's in {printable(wrong)}")
+        for name, least in _NUMBERS.items():
+            if type(given[name]) is not int or not least <= given[name] < 2**31:
+                raise BadTask(f"task: {name} = {printable(given[name], 40)} is not plausible")
+        if given["kind"] not in get_args(Kind) or type(given["send_grams"]) is not bool:
+            raise BadTask(f"task: kind or send_grams is unknown: {printable(given['kind'], 40)}")
+        # It becomes the name of a folder.
+        if type(given["run"]) is not str or not _RUN.fullmatch(given["run"]):
+            raise BadTask(f"task: run = {printable(given['run'], 40)!r} is no name of a run")
+        text = given["settings"]
+        if type(text) is not str or len(text) > _MOST_SETTINGS:
+            raise BadTask("task: its settings are no text, or too much of it")
+        return cls(**{**given, "settings": _read_settings(text)})
 
     def but(self, **changes: Any) -> Task:
         """Return this task with some fields changed."""
@@ -127,19 +159,46 @@ def layers_to_record(layers: Mapping[str, int]) -> ConfigRecord:
 
 def record_to_layers(record: ConfigRecord) -> dict[str, int]:
     """Unwrap the names and widths of the layers that need a Gram."""
-    return dict(zip(record["names"], record["widths"], strict=True))  # type: ignore[arg-type]
+    names, widths = record.get("names"), record.get("widths")
+    if not (isinstance(names, list) and isinstance(widths, list)) or len(names) != len(widths):
+        raise BadTask("layers: 'names' and 'widths' must be lists of one length")
+    layers = dict(zip(names, widths, strict=True))
+    if len(layers) != len(names) or not all(
+        type(name) is str and type(width) is int and 1 <= width < 2**31
+        for name, width in layers.items()
+    ):
+        raise BadTask("layers: each needs a name of its own and a width")
+    return layers  # type: ignore[return-value]
 
 
 def failures_to_record(failures: Iterable[Failure]) -> ConfigRecord:
     """Wrap failures."""
     listed = list(failures)
-    return ConfigRecord({"nodes": [f.node for f in listed], "reasons": [f.reason for f in listed]})
+    some = listed[:MOST_FAILURES]
+    return ConfigRecord(
+        {
+            "nodes": [printable(f.node) for f in some],
+            "reasons": [printable(f.reason) for f in some],
+            "total": len(listed),
+        }
+    )
 
 
 def record_to_failures(record: ConfigRecord) -> list[Failure]:
-    """Unwrap failures."""
+    """Unwrap failures; raises `BadReply` for lists that are none."""
     nodes, reasons = record.get("nodes", []), record.get("reasons", [])
-    return [Failure(str(node), str(reason)) for node, reason in zip(nodes, reasons, strict=False)]  # type: ignore[arg-type]
+    if not (isinstance(nodes, list) and isinstance(reasons, list)) or len(nodes) != len(reasons):
+        raise BadReply("failures: 'nodes' and 'reasons' must be lists of one length")
+    some = list(zip(nodes, reasons, strict=True))[:MOST_FAILURES]
+    if not all(isinstance(text, str) for pair in some for text in pair):
+        raise BadReply("failures: 'nodes' and 'reasons' must be text")
+    failures = [Failure(printable(node, 80), printable(reason)) for node, reason in some]  # type: ignore[arg-type]
+    total = record.get("total", len(nodes))
+    if type(total) is not int or not len(some) <= total < 2**31:
+        raise BadReply(f"failures: a total of {printable(total, 40)} is not plausible")
+    if total > len(some):
+        failures.append(Failure("others", f"{total - len(some)} more failures are not listed"))
+    return failures
 
 
 # --- unpacking what arrived
@@ -153,129 +212,3 @@ def find_record(content: RecordDict, key: str, kind: type[R]) -> R | None:
     """
     record = content.get(key)
     return record if isinstance(record, kind) else None
-
-
-def open_reply(message: Message, max_mb: float) -> RecordDict:
-    """Return the content of a reply, or raise `BadReply` with the node's reason."""
-    if message.has_error():
-        raise BadReply(message.error.reason or f"Flower error {message.error.code}")
-    content = message.content
-    if failure := find_record(content, "failure", ConfigRecord):
-        raise BadReply(str(failure.get("reason", "unknown error")))
-    size = content_bytes(content)
-    if size > max_mb * 1e6:
-        raise BadReply(f"reply of {size / 1e6:.1f} MB is larger than max-reply-mb = {max_mb:g}")
-    return content
-
-
-def open_state(
-    content: RecordDict, reference: Mapping[str, torch.Tensor], key: str = "model"
-) -> State:
-    """Return the model in a reply after checking keys, shapes, types and finiteness."""
-    record = find_record(content, key, ArrayRecord)
-    if record is None:
-        raise BadReply(f"reply has no '{key}' arrays")
-    missing, extra = reference.keys() - record.keys(), record.keys() - reference.keys()
-    if missing or extra:
-        raise BadReply(f"{key}: missing tensors {sorted(missing)}, unknown tensors {sorted(extra)}")
-    state: State = {}
-    for name, expected in reference.items():
-        tensor = _read(name, record[name])
-        if tensor.shape != expected.shape:
-            raise BadReply(
-                f"{key}: {name} has shape {tuple(tensor.shape)}, not {tuple(expected.shape)}"
-            )
-        if tensor.dtype != expected.dtype:
-            raise BadReply(f"{key}: {name} has type {tensor.dtype}, not {expected.dtype}")
-        if not is_finite(tensor):
-            raise BadReply(f"{key}: {name} has values that are not finite")
-        state[name] = tensor
-    return state
-
-
-def _read(name: str, array: Array) -> torch.Tensor:
-    try:
-        value = read_array(array)
-        if tuple(value.shape) != tuple(array.shape):
-            raise ValueError(f"says shape {array.shape} but carries {value.shape}")
-        return torch.from_numpy(value)
-    except Exception as error:  # whatever a hostile or broken node put there
-        raise BadReply(f"{name} cannot be read: {error}") from error
-
-
-def open_grams(content: RecordDict, layers: Mapping[str, int], max_dim: int) -> dict[str, Gram]:
-    """Return the Grams in a reply.
-
-    ``layers`` maps each expected layer to its width; those above ``max_dim`` come as factors.
-    """
-    record = find_record(content, "grams", ArrayRecord)
-    if record is None:
-        raise BadReply("reply has no 'grams' arrays")
-    try:
-        grams = record_to_grams(record)
-    except Exception as error:
-        raise BadReply(f"grams cannot be read: {error}") from error
-    missing, extra = layers.keys() - grams.keys(), grams.keys() - layers.keys()
-    if missing or extra:
-        raise BadReply(f"grams: missing layers {sorted(missing)}, unknown layers {sorted(extra)}")
-    for name, width in layers.items():
-        if grams[name].dim != width:
-            raise BadReply(f"grams: {name} is {grams[name].dim} wide, not {width}")
-        if isinstance(grams[name], FactorGram) != (width > max_dim):
-            raise BadReply(f"grams: {name} has the wrong form for gram-max-dim = {max_dim}")
-    return grams
-
-
-def open_metrics(
-    content: RecordDict,
-    counts: Iterable[str] = ("num-examples",),
-    needed: Iterable[str] = (),
-    most: float = 1e12,
-) -> dict[str, float]:
-    """Return the metrics of a reply; ``counts`` must be there and be whole numbers up to ``most``.
-
-    A count is a weight in a mean: whoever may claim any number decides the mean alone.
-    """
-    record = find_record(content, "metrics", MetricRecord)
-    if record is None:
-        raise BadReply("reply has no 'metrics'")
-    metrics: dict[str, float] = {}
-    for name, value in record.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise BadReply(f"metrics: {name} = {value!r} is not a finite number")
-        metrics[name] = value
-    for name in counts:
-        count = metrics.get(name)
-        if count is None or count != int(count) or not 0 < count <= most:
-            raise BadReply(
-                f"metrics: {name} = {count!r} is not a plausible count (1 to {most:g}; a client's "
-                "limit is max-examples)"
-            )
-    missing = [name for name in needed if name not in metrics]
-    if missing:
-        raise BadReply(f"metrics: {', '.join(missing)} missing")
-    return metrics
-
-
-def open_scores(content: RecordDict, loss: str = "loss") -> dict[str, float]:
-    """Return the metrics of an evaluation, in all and by domain; there may be no examples."""
-    metrics = open_metrics(content, counts=(), needed=("correct", "num-examples", loss))
-    for name, count in metrics.items():
-        if name.startswith("num-examples"):
-            correct = metrics.get(name.replace("num-examples", "correct"), -1.0)
-            if not 0 <= correct <= count < 1e12:
-                raise BadReply(f"metrics: {correct:g} of {name} = {count:g} cannot be correct")
-    return metrics
-
-
-def take_each(
-    replies: Iterable[Message], take: Callable[[Message], None], kind: str
-) -> list[Failure]:
-    """Hand each reply to ``take``; whoever it refuses with `BadReply` is returned as a failure."""
-    failures = []
-    for reply in replies:
-        try:
-            take(reply)
-        except BadReply as error:
-            failures.append(Failure(f"{kind} {reply.metadata.src_node_id}", str(error)))
-    return failures

@@ -1,6 +1,6 @@
 """A run's folder: what was asked, what happened round by round, and the models.
 
-``config.json``        settings, versions, start time
+``config.json``        settings, versions, start time, and a proof that its reader made it
 ``rounds.jsonl``       one line per finished round, flushed as it ends
 ``last.safetensors``   the model after the last finished round (its number is in the metadata)
 ``best.safetensors``   the model of the round with the best source-validation accuracy
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from hfedatm.errors import UserError
 from hfedatm.settings import Settings, validate
+from hfedatm.trust import authorship
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -60,7 +61,7 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"output: cannot make {path}: {error.strerror}") from None
         # Nodes file what they remember under the id: a later run of the same name gets its own.
-        id = f"{name}-{secrets.token_hex(4)}"
+        id = f"{name.lstrip('_')[:80] or 'run'}-{secrets.token_hex(4)}"
         folder = cls(path, settings.model_copy(update={"run_name": name}), id)
         _write_json(
             path / "config.json",
@@ -71,6 +72,7 @@ class RunFolder:
                     **{name: version(name) for name in PACKAGES},
                 },
                 "id": id,
+                authorship.FIELD: authorship.sign(folder.settings.as_config()),
                 "started": datetime.now(UTC).isoformat(timespec="seconds"),
             },
         )
@@ -94,7 +96,9 @@ class RunFolder:
                     f"resume: {key} was {stored[key]!r} when the run started and cannot become "
                     f"{now[key]!r}"
                 )
-        return cls(path, validate(stored), config["id"])
+        settings = validate(stored)
+        authorship.require_own(config, settings, asked.values(), "{key}={name}")
+        return cls(path, settings, config["id"])
 
     def discard_unless_begun(self) -> None:
         """Remove the folder if no round of the run is finished."""

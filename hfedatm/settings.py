@@ -77,7 +77,8 @@ class Settings(BaseModel):
     )
     client_params: str = Field("", description="'key=value,...' for the client method")
     train_fn: str = Field(
-        "", description="'package.module:function' that replaces the training loop"
+        "",
+        description="entry point or 'package.module:function' that replaces the training loop",
     )
     local_epochs: int = Field(5, ge=1, description="E, epochs per station round")
     batch_size: int = Field(16, ge=1)
@@ -214,7 +215,11 @@ class Settings(BaseModel):
     max_fall: float = Field(
         0.25, ge=0, le=1, description="fall of source accuracy that undoes a round; 0 is off"
     )
-    max_reply_mb: float = Field(4096.0, gt=0, description="larger replies are dropped")
+    max_reply_mb: float = Field(
+        0.0,
+        ge=0,
+        description="larger replies are dropped; 0: those that are larger than the model's can be",
+    )
 
     # --- results
     output: str = Field("results", description="folder that holds one folder per run")
@@ -241,7 +246,21 @@ class Settings(BaseModel):
             except ValueError as error:
                 raise ValueError(f"{_key(key)}: {error}") from None
         check_privacy_settings(self)
+        self._check_robust()
         return self
+
+    def _check_robust(self) -> None:
+        if self.secure_aggregation and self.robust_clients != "none":
+            raise ValueError(
+                f"robust-clients: got {self.robust_clients!r}; with secure-aggregation a station "
+                "sees only a sum: choose none, and let the server compare stations "
+                "(robust-stations)"
+            )
+        if self.station_start == "own" and self.robust_stations != "none":
+            raise ValueError(
+                f"robust-stations: got {self.robust_stations!r}; with station-start=own the "
+                "stations' models cannot be compared number by number: choose none"
+            )
 
     @property
     def num_clients(self) -> int:

@@ -8,6 +8,7 @@ has already done. So what it keeps is a file per point in time, and reading asks
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +16,18 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from hfedatm.errors import UserError
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+"""What may name a run or a node in a path: one part of it, never a way out of the folder."""
+
 Moment = tuple[int, int]
 """Global round, station round."""
+
+
+def state_root(root: str | Path | None = None) -> Path:
+    """Return the folder of all that a node keeps."""
+    return Path(root or os.environ.get("HFEDATM_STATE") or Path.home() / ".cache/hfedatm/state")
 
 
 class NodeMemory:
@@ -36,8 +47,11 @@ class NodeMemory:
     KEPT = 3  # the round at hand, the one before it, and one more for a server that was set back
 
     def __init__(self, run: str, node: str, root: str | Path | None = None) -> None:
-        base = Path(root or os.environ.get("HFEDATM_STATE") or Path.home() / ".cache/hfedatm/state")
-        self.folder = base / run / node
+        for what, name in (("run", run), ("node", node)):
+            if not isinstance(name, str) or not NAME.fullmatch(name):  # both come with a message
+                raise UserError(f"{what}: {str(name)[:60]!r} cannot name what a node remembers")
+        self.root = state_root(root)
+        self.folder = self.root / run / node
 
     def load(self, before: Moment) -> dict[str, torch.Tensor]:
         """Return what was kept last before this moment; empty at first."""

@@ -28,6 +28,8 @@ from hfedatm.records import state_to_record
 from hfedatm.results import RunFolder, load_weights
 from hfedatm.settings import Settings, resolve
 from hfedatm.tracking import check_trackers
+from hfedatm.trust.checking import check as check_policy
+from hfedatm.trust.policy import Policy
 from hfedatm_core import ChannelGraph
 from hfedatm_core.data import DataSpec
 from server_app.keeping import RoundKeeper
@@ -46,9 +48,12 @@ def open_run(given: Mapping[str, Any]) -> Iterator[RunFolder]:
     """
     _narrate()
     if given.get("resume"):
-        yield RunFolder.reopen(str(given["resume"]), given)
+        folder = RunFolder.reopen(str(given["resume"]), given)
+        check_policy(Policy.current(), folder.settings)
+        yield folder
         return
     settings = resolve(given)
+    check_policy(Policy.current(), settings)
     check(settings)
     folder = RunFolder.create(settings)
     try:

@@ -18,25 +18,20 @@ from hfedatm.records import (
     Failure,
     State,
     Task,
-    content_bytes,
-    find_record,
     layers_to_record,
-    open_grams,
-    open_metrics,
-    open_reply,
-    open_scores,
-    open_state,
-    record_to_failures,
     record_to_state,
     state_to_record,
-    take_each,
 )
 from hfedatm.settings import Settings
+from hfedatm.wire import Expected, NodeUpdate, checked, read_scores, read_update
 from hfedatm_core import ChannelGraph, MeanAccumulator, Merged, Update
 from hfedatm_core.arrays import is_finite
 from server_app.diagnostics import RoundDiagnostics
 from server_app.rules.base import Rule, Situation
 from server_app.scores import source_scores
+
+MOST_NOTED = 1000
+"""Failures that the record of a round lists."""
 
 
 class HFedATMStrategy(Strategy):
@@ -80,7 +75,6 @@ class HFedATMStrategy(Strategy):
         self.shared: State = {}
         self.record: dict[str, Any] = {}
         self.look: RoundDiagnostics | None = None
-        self._most_examples = settings.max_examples * settings.clients_per_station
         self.start_of: Callable[[int], ArrayRecord] | None = None
         """Model a station starts round 1 from; None: all start from the global model."""
         self._broadcast: State = {}
@@ -189,57 +183,39 @@ class HFedATMStrategy(Strategy):
         self, replies: Iterable[Message], stations: list[dict[str, Any]]
     ) -> Iterator[Update]:
         """Yield one checked update at a time; who fails a check is recorded and left out."""
+        expected = self._expected(
+            arrays=self._reference,
+            layers=self._layers,
+            needed=("loss", *self.rule.reports, *self.rule.station_reports),
+            check=self.rule.check_report,
+        )
         asked_at = time.perf_counter()
-        for reply in replies:
-            found: list[Update] = []
-
-            def take(reply: Message, found: list[Update] = found) -> None:
-                content = open_reply(reply, self.settings.max_reply_mb)
-                metrics = open_metrics(
-                    content, ("num-examples", "num-clients"), ("loss",), self._most_examples
-                )
-                state = open_state(content, self._reference)
-                max_dim = self.settings.gram_max_dim
-                grams = open_grams(content, self._layers, max_dim) if self._layers else {}
-                name = f"station {reply.metadata.src_node_id}"
-                found.append(
-                    Update(
-                        state=state,
-                        grams=grams,
-                        num_examples=int(metrics["num-examples"]),
-                        num_clients=int(metrics["num-clients"]),
-                        name=name,
-                        metrics=metrics,
-                    )
-                )
-                self._note_failures(content, name)
-                size = content_bytes(content)
-                stations.append({"name": name, **metrics, "bytes_up": size})
-                self.record["bytes_up"]["stations"] += size
-                self.record["bytes_up"]["clients"] += int(metrics.get("bytes-up", 0))
-
-            failures = take_each([reply], take, "station")
-            self.record["failures"] += [failure.to_dict() for failure in failures]
+        for update in checked(replies, lambda r: read_update(r, expected), "station", self._note):
+            self._note_update(update)
+            stations.append(_summary(update))
             self._waited += time.perf_counter() - asked_at
-            yield from found
+            yield Update(
+                state=update.state,
+                grams=update.grams,
+                num_examples=update.examples,
+                num_clients=update.clients,
+                name=update.name,
+                metrics=update.metrics,
+            )
+            del update
             asked_at = time.perf_counter()
+        self._waited += time.perf_counter() - asked_at
 
     def _share(self, arrays: ArrayRecord, grid: Grid) -> None:
         mean = MeanAccumulator()
-
-        def take(reply: Message) -> None:
-            content = open_reply(reply, self.settings.max_reply_mb)
-            metrics = open_metrics(content, most=self._most_examples)
-            mean.add(open_state(content, self.template, "shared"), int(metrics["num-examples"]))
-            self._note_failures(content, f"station {reply.metadata.src_node_id}")
-            self.record["bytes_up"]["stations"] += content_bytes(content)
-            self.record["bytes_up"]["clients"] += int(metrics.get("bytes-up", 0))
-
         messages = self._messages("prepare", "train.prepare", arrays, grid)
         replies = grid.send_and_receive(messages, timeout=self.settings.station_timeout)
-        failures = take_each(replies, take, "station")
-        self.record["failures"] += [failure.to_dict() for failure in failures]
-        if len(failures) < self._asked:
+        expected = self._expected(arrays=self.template, record="shared")
+        for update in checked(replies, lambda r: read_update(r, expected), "station", self._note):
+            mean.add(update.state, update.examples, update.name, checked=True)
+            self._note_update(update)
+            del update
+        if mean.count:
             self.shared = self.method.blend(self.shared, mean.result())
 
     # --- evaluation
@@ -258,22 +234,17 @@ class HFedATMStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Add up the stations' counts."""
+        expected = self._expected()
         evaluated: dict[str, dict[str, float]] = {}
-
-        def take(reply: Message) -> None:
-            content = open_reply(reply, self.settings.max_reply_mb)
-            name = f"station {reply.metadata.src_node_id}"
-            scores = open_scores(content, "loss-sum")
-            if scores["num-examples"]:
-                evaluated[name] = scores
-            self._note_failures(content, name)
-
-        failures = take_each(replies, take, "station")
-        self.record["failures"] += [failure.to_dict() for failure in failures]
+        for scores in checked(replies, lambda r: read_scores(r, expected), "station", self._note):
+            for failure in scores.failures:
+                self._note(failure, scores.name)
+            if scores.examples:
+                evaluated[scores.name] = {**scores.counts, "loss-sum": scores.loss_sum}
         if not evaluated:
             return None
-        self.record["source"] = scores = source_scores(evaluated)
-        return MetricRecord({"accuracy": scores["accuracy"], "loss": scores["loss"]})
+        self.record["source"] = found = source_scores(evaluated)
+        return MetricRecord({"accuracy": found["accuracy"], "loss": found["loss"]})
 
     # --- both
 
@@ -306,12 +277,33 @@ class HFedATMStrategy(Strategy):
             for station in stations
         ]
 
-    def _note_failures(self, content: RecordDict, station: str) -> None:
-        noted = find_record(content, "failures", ConfigRecord) or ConfigRecord()
-        for failure in record_to_failures(noted):
-            self.record["failures"].append(
-                {"node": f"{station}, {failure.node}", "reason": failure.reason}
-            )
+    def _expected(self, **parts: Any) -> Expected:
+        """Return what a station's reply must be made of."""
+        return Expected(
+            self.settings, "station", together=self.settings.clients_per_station, **parts
+        )
+
+    def _note_update(self, update: NodeUpdate) -> None:
+        for failure in update.failures:
+            self._note(failure, update.name)
+        self.record["bytes_up"]["stations"] += update.bytes
+        self.record["bytes_up"]["clients"] += update.bytes_below
+
+    def _note(self, failure: Failure, station: str = "") -> None:
+        """Put a failure into the round's record, unless it lists as many as anybody reads."""
+        noted: list[dict[str, str]] = self.record["failures"]
+        if len(noted) > MOST_NOTED:
+            return
+        if len(noted) == MOST_NOTED:
+            failure, station = Failure("others", "more failures are not listed"), ""
+        node = f"{station}, {failure.node}" if station else failure.node
+        noted.append({"node": node, "reason": failure.reason})
+
+
+def _summary(update: NodeUpdate) -> dict[str, Any]:
+    """Return a station's line of the record; a number cannot take the place of its name."""
+    own = {"name": update.name, "bytes_up": update.bytes}
+    return {"name": update.name, **{n: v for n, v in update.metrics.items() if n not in own}, **own}
 
 
 def _check_merged(merged: Any, reference: State) -> None:

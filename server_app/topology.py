@@ -9,9 +9,10 @@ from flwr.serverapp import Grid
 from client_app.data import shares_of
 from hfedatm.errors import UserError
 from hfedatm.runtime.mapped import MappedGrid
-from hfedatm.runtime.roster import LiveGrid, Node, Roster
+from hfedatm.runtime.roster import LiveGrid, Roster
 from hfedatm.runtime.stations import LocalStationsGrid
 from hfedatm.settings import Settings
+from hfedatm.wire import NodeIdentity
 from station_app.station import run_station
 
 log = logging.getLogger("hfedatm")
@@ -31,7 +32,7 @@ def stations_of(grid: Grid, settings: Settings) -> Grid:
     return LocalStationsGrid(run_station, _divide(grid, nodes, settings))
 
 
-def _divide(grid: Grid, nodes: list[Node], settings: Settings) -> dict[int, Grid]:
+def _divide(grid: Grid, nodes: list[NodeIdentity], settings: Settings) -> dict[int, Grid]:
     clients, each = settings.num_clients, settings.clients_per_station
     if any(node.tier != "client" for node in nodes):
         raise UserError(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from functools import partial
+
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from hfedatm.handling import answering
 from hfedatm.handover.parcel import by_parcel
+from hfedatm.trust.introduction import introduction
+from hfedatm.trust.obeying import obey
+from hfedatm.trust.origin import known_origin
 from station_app import bridge
 
-client = ClientApp(mods=[by_parcel])
+# The spool keeps the answers to a station's jobs.
+client = ClientApp(mods=[partial(known_origin, keep=False), by_parcel, obey])
 server = ServerApp()
 
 
@@ -18,8 +24,7 @@ server = ServerApp()
 @answering
 def identify(message: Message, context: Context) -> RecordDict:
     """Say that this node is a station, and which one."""
-    index = int(context.node_config["partition-id"])
-    return RecordDict({"node": ConfigRecord({"tier": "station", "index": index, "siblings": 0})})
+    return introduction(message, context, "station")
 
 
 @client.train()

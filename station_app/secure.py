@@ -16,10 +16,11 @@ from flwr.serverapp import Grid
 
 from hfedatm.handover.recordfile import content_bytes
 from hfedatm.privacy import secure_threshold
-from hfedatm.records import BadReply, open_reply, record_to_arrays, take_each
+from hfedatm.records import BadReply, record_to_arrays
 from hfedatm.runtime.streaming import NO_REPLY
 from hfedatm.secure import IN_THE_CLEAR, Layout, mean_reply
 from hfedatm.settings import Settings
+from hfedatm.wire import open_reply, reason_of
 from hfedatm_core.secagg import Aggregator, SecureAggregationError
 
 Take = Callable[[int, RecordDict], None]
@@ -128,20 +129,22 @@ class _SecureSum:
         ]
         self._stage(messages, take)
 
+    @property
+    def _most_bytes(self) -> int:
+        """Bytes of an honest reply: 64 bits for each number of the sum."""
+        return 1_000_000 + (8 * self._layout.size if self._layout else 0)
+
     def _stage(self, messages: list[Message], take: Take) -> None:
         """Send the messages of a stage; who does not answer as it should is out of the later."""
-
-        def check(reply: Message) -> None:
+        timeout = self._settings.client_timeout
+        for reply in self._grid.send_and_receive(messages, timeout=timeout):
             client = reply.metadata.src_node_id
             try:
-                take(client, open_reply(reply, self._settings.max_reply_mb))
+                take(client, open_reply(reply, self._most_bytes))
             except BadReply as error:
-                self.lost[client] = str(error)
-            except (SecureAggregationError, KeyError, TypeError, ValueError) as error:
-                self.lost[client] = f"secure aggregation: {type(error).__name__}: {error}"
-
-        timeout = self._settings.client_timeout
-        take_each(self._grid.send_and_receive(messages, timeout=timeout), check, "client")
+                self.lost[client] = reason_of(error)
+            except Exception as error:
+                self.lost[client] = f"secure aggregation: {reason_of(error)}"
         self.present = [client for client in self.present if client not in self.lost]
 
 

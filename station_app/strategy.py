@@ -9,7 +9,8 @@ number of clients.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -17,24 +18,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from hfedatm.errors import UserError
-from hfedatm.handover.recordfile import content_bytes
-from hfedatm.records import (
-    Failure,
-    State,
-    Task,
-    open_grams,
-    open_metrics,
-    open_reply,
-    open_scores,
-    open_state,
-    record_to_state,
-    state_to_record,
-    take_each,
-)
+from hfedatm.records import Failure, State, Task, record_to_state, state_to_record
 from hfedatm.seeding import derive
+from hfedatm.wire import Expected, NodeUpdate, Scores, checked, read_scores, read_update
 from hfedatm_core import Gram, GramAccumulator, MeanAccumulator
 from hfedatm_core.sharing import distinct
 from server_app.rules.base import Rule, StationSide
+
+V = TypeVar("V", NodeUpdate, Scores)
 
 
 class TooFewClients(UserError):
@@ -65,6 +56,7 @@ class StationStrategy(Strategy):
     ) -> None:
         self.task = task
         self.reports = ("loss", *(rule.reports if rule else ()))
+        self.rule = rule
         self.side = rule.at_station() if rule else StationSide()
         self.settings = task.settings
         self.layers = dict(layers or {})
@@ -99,29 +91,28 @@ class StationStrategy(Strategy):
         self.num_examples, self.num_clients = 0, 0
         sums = dict.fromkeys(self.reports, 0.0)
         shared = record_to_state(self.shared) if self.shared else {}
-        need_grams = self._grams_due(server_round)
+        expected = self._expected(
+            arrays=self._reference,
+            layers=self.layers if self._grams_due(server_round) else {},
+            needed=self.reports,
+            **({"check": self.rule.check_report} if self.rule else {}),
+        )
 
-        def take(reply: Message) -> None:
-            content = open_reply(reply, self.settings.max_reply_mb)
-            metrics = open_metrics(content, needed=self.reports, most=self._most_examples)
-            state = open_state(content, self._reference)
-            # Everything is checked before anything is added.
-            max_dim = self.settings.gram_max_dim
-            found = open_grams(content, self.layers, max_dim) if need_grams else {}
-            examples = int(metrics["num-examples"])
-            models.add(state, self.side.weight(metrics, shared))
+        def read(reply: Message) -> NodeUpdate:
+            return read_update(reply, expected, lambda metrics: self.side.weight(metrics, shared))
+
+        for update in self._usable(replies, read):
+            models.add(update.state, update.weight, update.name, checked=True)
             for name in sums:
-                sums[name] += metrics[name] * examples
-            if need_grams:
-                self._add_grams(grams, content, found, metrics)
-            self._count_bytes(content, metrics)
-            self.num_examples += examples
-            # A secure sum is one reply of many clients.
-            self.num_clients += int(metrics["num-clients"]) if self._secure else 1
-            self.epsilon = max(self.epsilon, metrics.get("epsilon", 0.0))
-
-        self._fold(replies, take)
-        if need_grams:
+                sums[name] += update.metrics[name] * update.examples
+            if update.grams:
+                self._add_grams(grams, update)
+            self.bytes_up += update.bytes
+            self.num_examples += update.examples
+            self.num_clients += update.clients
+            self.epsilon = max(self.epsilon, update.metrics.get("epsilon", 0.0))
+            del update  # so that two updates never meet in memory
+        if expected.layers:
             self._keep_grams(grams)
         model = models.result()
         means = {name: total / self.num_examples for name, total in sums.items()}
@@ -138,42 +129,23 @@ class StationStrategy(Strategy):
     def aggregate_measure(self, replies: Iterable[Message]) -> None:
         """Average Grams by client or by examples."""
         grams = GramAccumulator()
-
-        def take(reply: Message) -> None:
-            content = open_reply(reply, self.settings.max_reply_mb)
-            metrics = open_metrics(content, most=self._most_examples)
-            found = open_grams(content, self.layers, self.settings.gram_max_dim)
-            self._add_grams(grams, content, found, metrics)
-            self.epsilon = max(self.epsilon, metrics.get("epsilon", 0.0))
-            self._count_bytes(content, metrics)
-
-        self._fold(replies, take)
+        expected = self._expected(layers=self.layers)
+        for update in self._usable(replies, lambda reply: read_update(reply, expected)):
+            self._add_grams(grams, update)
+            self.epsilon = max(self.epsilon, update.metrics.get("epsilon", 0.0))
+            self.bytes_up += update.bytes
+            del update
         self._keep_grams(grams)
 
     def _grams_due(self, station_round: int) -> bool:
         last = station_round == self.settings.station_rounds
         return last and bool(self.layers) and self.settings.gram_model == "client"
 
-    def _add_grams(
-        self,
-        total: GramAccumulator,
-        content: RecordDict,
-        grams: dict[str, Gram],
-        metrics: Mapping[str, float],
-    ) -> None:
+    def _add_grams(self, total: GramAccumulator, update: NodeUpdate) -> None:
         by_examples = self.settings.gram_weights == "examples"
-        total.add(grams, int(metrics["num-examples"]) if by_examples else 1)
-        size = metrics["gram-bytes-up"] if self._secure else content["grams"].count_bytes()
-        self.gram_bytes_up += int(size)
-        self.gram_seconds += metrics.get("gram-seconds", 0.0)
-
-    @property
-    def _most_examples(self) -> int:
-        """What one reply may claim; a secure sum is the reply of all clients asked."""
-        return self.settings.max_examples * (self._asked if self._secure else 1)
-
-    def _count_bytes(self, content: RecordDict, metrics: Mapping[str, float]) -> None:
-        self.bytes_up += int(metrics["bytes-up"]) if self._secure else content_bytes(content)
+        total.add(update.grams, update.examples if by_examples else 1)
+        self.gram_bytes_up += update.gram_bytes
+        self.gram_seconds += update.metrics.get("gram-seconds", 0.0)
 
     def _keep_grams(self, total: GramAccumulator) -> None:
         self.grams = {}
@@ -191,16 +163,12 @@ class StationStrategy(Strategy):
     def aggregate_prepare(self, replies: Iterable[Message], template: State) -> State:
         """Average it by examples; ``template`` says which arrays, of what shapes."""
         mean = MeanAccumulator()
-
-        def take(reply: Message) -> None:
-            content = open_reply(reply, self.settings.max_reply_mb)
-            metrics = open_metrics(content, most=self._most_examples)
-            examples = int(metrics["num-examples"])
-            mean.add(open_state(content, template, "shared"), examples)
-            self._count_bytes(content, metrics)
-            self.num_examples += examples
-
-        self._fold(replies, take)
+        expected = self._expected(arrays=template, record="shared")
+        for update in self._usable(replies, lambda reply: read_update(reply, expected)):
+            mean.add(update.state, update.examples, update.name, checked=True)
+            self.bytes_up += update.bytes
+            self.num_examples += update.examples
+            del update
         return mean.result()
 
     # --- evaluation
@@ -214,15 +182,11 @@ class StationStrategy(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord:
         """Add up the clients' counts."""
         total = {"correct": 0.0, "num-examples": 0.0, "loss-sum": 0.0}
-
-        def take(reply: Message) -> None:
-            metrics = open_scores(open_reply(reply, self.settings.max_reply_mb))
-            total["loss-sum"] += metrics["loss"] * metrics["num-examples"]
-            for name, value in metrics.items():
-                if name.startswith(("correct", "num-examples")):  # of all, and of each domain
-                    total[name] = total.get(name, 0.0) + value
-
-        self._fold(replies, take)
+        expected = Expected(self.settings, "client")  # counts are not summed securely
+        for scores in self._usable(replies, lambda reply: read_scores(reply, expected)):
+            total["loss-sum"] += scores.loss_sum
+            for name, value in scores.counts.items():
+                total[name] = total.get(name, 0.0) + value
         return MetricRecord(total)
 
     # --- both
@@ -254,21 +218,25 @@ class StationStrategy(Strategy):
         chosen = np.random.default_rng(seed).permutation(len(clients))[:count]
         return sorted(clients[i] for i in chosen)
 
-    def _fold(self, replies: Iterable[Message], take: Callable[[Message], None]) -> None:
+    def _expected(self, **parts: Any) -> Expected:
+        """Return what a client's reply must be made of; a secure sum is the reply of all asked."""
+        together = self._asked if self._secure else 1
+        return Expected(self.settings, "client", together=together, secure=self._secure, **parts)
+
+    def _usable(self, replies: Iterable[Message], read: Callable[[Message], V]) -> Iterator[V]:
+        """Yield what passes the checks; raise `TooFewClients` if that is less than the quorum."""
+        failed: list[Failure] = []
         taken = 0
-
-        def count(reply: Message) -> None:
-            nonlocal taken
-            take(reply)
+        for value in checked(replies, read, "client", failed.append):
             taken += 1
-
-        failed = take_each(replies, count, "client")
+            yield value
+            del value
         self.failures += failed
         # A secure sum that is refused was the reply of everybody.
         answered = self._asked - len(failed) if taken else 0
         needed = max(1, math.ceil(self.settings.client_quorum * self._asked))
         if answered < needed:
-            reasons = "; ".join(f"{f.node}: {f.reason}" for f in failed) or "it has no clients"
+            reasons = "; ".join(f"{f.node}: {f.reason}" for f in failed[:5]) or "it has no clients"
             raise TooFewClients(
                 f"{answered} of {self._asked} clients answered, {needed} are needed: {reasons}"
             )

@@ -5,7 +5,9 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
+import tomli_w
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,10 +22,32 @@ def _own_cache(pytestconfig):
         os.environ["HFEDATM_CACHE"] = before
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_config(tmp_path_factory):
+    """Be a user of our own, who is the author of what tests make."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _own_state(tmp_path_factory, monkeypatch):
     """Keep what nodes remember out of the user's cache, and from one test to the next."""
     monkeypatch.setenv("HFEDATM_STATE", str(tmp_path_factory.mktemp("state")))
+
+
+@pytest.fixture
+def policy(tmp_path, monkeypatch):
+    """Make this process a deployed one, with a policy; called again, the owner has changed it."""
+
+    def write(**sections) -> Path:
+        path = tmp_path / "policy.toml"
+        named = {name.replace("_", "-"): values for name, values in sections.items()}
+        path.write_text(tomli_w.dumps(named))
+        monkeypatch.setenv("HFEDATM_POLICY", str(path))
+        return path
+
+    return write
 
 
 @pytest.fixture(scope="session")
@@ -77,3 +101,8 @@ def _kept(config: pytest.Config, name: str) -> Path:
     cache = config.cache
     assert cache is not None, "run the tests without -p no:cacheprovider"
     return cache.mkdir(name)
+
+
+# How long an example takes says more about what else the machine does than about the code.
+hypothesis.settings.register_profile("hfedatm", deadline=None)
+hypothesis.settings.load_profile("hfedatm")

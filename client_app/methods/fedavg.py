@@ -1,4 +1,8 @@
-"""FedAvg (McMahan et al., 2017): cross-entropy, nothing else."""
+"""FedAvg (McMahan et al., 2017): cross-entropy, nothing else.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+arXiv:1602.05629.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar

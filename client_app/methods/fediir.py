@@ -4,6 +4,9 @@ Before a round every client sends the mean gradient of the *classifier* at the r
 averaged up the tree and smoothed, ``g_bar <- ema * g_bar + (1 - ema) * mean``, and in training
 
     loss = CE + gamma * || grad_classifier(CE) - g_bar ||^2 .
+
+Guo et al., "Out-of-Distribution Generalization of Federated Learning via Implicit Invariant
+Relationships", ICML 2023, https://openreview.net/forum?id=JC05k0E2EM.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""FedProx (Li et al., 2020): stay near the model that was received."""
+"""FedProx (Li et al., 2020): stay near the model that was received.
+
+Li et al., "Federated Optimization in Heterogeneous Networks", arXiv:1812.06127.
+"""
 
 from dataclasses import dataclass
 

@@ -5,6 +5,9 @@ The input of the classifier becomes a Gaussian ``N(mu(x), sigma(x)^2)`` from whi
     loss = CE + l2r * mean ||z|| + cmi * KL( N(mu, sigma) || N(r_mu[y], r_sigma[y]) )
 
 The table ``r`` has one Gaussian per class, is learned with the model and stays on the client.
+
+Nguyen, Torr and Lim, "FedSR: A Simple and Effective Domain Generalization Method for Federated
+Learning", NeurIPS 2022, https://openreview.net/forum?id=mrt90D00aQX.
 """
 
 from __future__ import annotations

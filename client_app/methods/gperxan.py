@@ -11,6 +11,9 @@ what tells classes apart. The features must also suit the classifier as it was r
 
 All layers are averaged up the tree, the mixed ones too: the unseen domain has no client of its own
 that could bring its normalisation.
+
+Le et al., "Efficiently Assemble Normalization Layers and Regularization for Federated Domain
+Generalization", arXiv:2403.15605.
 """
 
 from __future__ import annotations

@@ -220,6 +220,7 @@ def _released(settings: Settings, grams: Any, rows: int, own: Any) -> Any:
     """Return the Grams as the client would send them in a whole run; None without DP."""
     if settings.privacy_mechanism == "none":
         return None
+    from client_app.ledger import LedgerFile
     from client_app.privacy import ClientPrivacy
     from hfedatm.records import Task
     from hfedatm_core.sharing import distinct
@@ -227,5 +228,7 @@ def _released(settings: Settings, grams: Any, rows: int, own: Any) -> Any:
     alone = settings.model_copy(update={"secure_aggregation": False})
     task = Task("train", alone, 1, client=0, send_grams=True)
     with tempfile.TemporaryDirectory() as folder:
-        privacy = ClientPrivacy(task, len(own.train), len(distinct(grams)), Path(folder))
+        privacy = ClientPrivacy(
+            task, len(own.train), len(distinct(grams)), LedgerFile(Path(folder))
+        )
         return privacy.release(grams, rows, 1)

@@ -21,6 +21,9 @@ def up(
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no node keys.")] = False,
     first_port: Annotated[int, typer.Option(help="First of the ports to use.")] = 9500,
     patience: Annotated[float, typer.Option(help="Seconds until all must be up.")] = 300.0,
+    policy: Annotated[
+        Path | None, typer.Option(help="What every node allows; default: built-ins only.")
+    ] = None,
     folder: Folder = STATE,
 ) -> None:
     """Start server, stations and clients as processes on this machine.
@@ -30,12 +33,14 @@ def up(
       hfedatm up --stations 2 --clients 3
 
       hfedatm submit rounds=3 && hfedatm down
+
+      hfedatm up --policy policy.toml
     """
     from hfedatm.deploy import local
 
     folder = folder.resolve()
     layout = local.plan(folder, stations, clients, insecure=insecure, first_port=first_port)
-    local.up(folder, layout, patience=patience)
+    local.up(folder, layout, patience=patience, policy=policy)
     typer.echo(f"up: 1 server, {stations} stations, {stations * clients} clients; logs in {folder}")
 
 
@@ -93,7 +98,9 @@ def scaffold(
     only: Annotated[str, typer.Option(help="Write one machine's part: server, station-1, …")] = "",
     folder: Annotated[Path, typer.Option(help="Where to write.")] = Path("."),
 ) -> None:
-    """Write the Compose files for so many stations and clients, and make the secrets they lack.
+    """Write the Compose files for so many stations and clients, and what they lack.
+
+    That is certificates and node keys, in secrets, and a policy for every machine, in policies.
 
     For example:
 
@@ -105,6 +112,8 @@ def scaffold(
 
     layout = compose.Layout(stations, clients, host, port, only)
     for path in compose.write_compose(folder, layout):
+        typer.echo(f"wrote {path}")
+    for path in compose.write_policies(folder / "policies", layout):
         typer.echo(f"wrote {path}")
     compose.write_user(folder)
     if (folder / "secrets/ca.key").exists() or not (folder / "secrets").exists():

@@ -21,6 +21,12 @@ def export(
         typer.Option("--output", "-o", help="Folder to write; default: export in the run."),
     ] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx.")] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Code to import though the run is somebody else's: package.module:name; repeat it."
+        ),
+    ] = None,
 ) -> None:
     """Write the model as safetensors with a model card, and as ONNX if asked.
 
@@ -36,5 +42,5 @@ def export(
     from hfedatm.runs import newest_run, read_run
 
     found = read_run(run or newest_run())
-    for path in export_run(found, model, output or found.path / "export", onnx):
+    for path in export_run(found, model, output or found.path / "export", onnx, allow or []):
         typer.echo(str(path))

@@ -13,6 +13,7 @@ from hfedatm.cli import (
     deploy,
     export,
     init,
+    policy,
     report,
     reproduce,
     run,
@@ -43,6 +44,7 @@ typer_app.command("up")(deploy.up)
 typer_app.command("down")(deploy.down)
 typer_app.command("submit")(deploy.submit)
 typer_app.command("scaffold")(deploy.scaffold)
+typer_app.add_typer(policy.policy, name="policy")
 
 
 def app() -> None:

@@ -38,12 +38,16 @@ def reproduce(
     row: Annotated[
         list[str] | None, typer.Option(help="Only this row; may be given several times.")
     ] = None,
-    output: Annotated[Path, typer.Option(help="Folder of cells and tables.")] = Path("reproduced"),
+    output: Annotated[Path, typer.Option(help="Folder of the tables.")] = Path("reproduced"),
+    runs: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the finished runs; default: 'runs' beside the tables."),
+    ] = None,
     paper: Annotated[
         Path | None, typer.Option(help="YAML file of published figures to set beside ours.")
     ] = None,
     only_print: Annotated[
-        bool, typer.Option("--print", help="Run nothing; print what the finished cells give.")
+        bool, typer.Option("--print", help="Run nothing; print what the finished runs give.")
     ] = False,
 ) -> None:
     """Run a table of results and set it in type.
@@ -58,6 +62,7 @@ def reproduce(
       hfedatm reproduce main --dataset pacs --rounds 20 --jobs 4 data-dir=~/data
     """
     from hfedatm.reproduce import tables
+    from hfedatm.reproduce.cells import Store
     from hfedatm.reproduce.results import panels, paper_values
     from hfedatm.reproduce.runner import run_cells
     from hfedatm.reproduce.typeset import latex, markdown, picture
@@ -74,11 +79,11 @@ def reproduce(
         [name.strip() for name in targets.split(",") if name.strip()] or None,
         row,
     )
-    console = Console()
+    store = Store.of(f"{table}-{dataset}", output, runs)
     failed = {}
     if not only_print:
-        failed = run_cells(made.cells(), output, jobs, console).failed
-    found = panels(made, output, paper_values(paper, made, dataset))
+        failed = run_cells(made.cells(), store, jobs, Console()).failed
+    found = panels(made, store, paper_values(paper, made, dataset))
     text = markdown(made, found, _command(), tables.conditions(made))
     stem = output / f"{table}-{dataset}"
     output.mkdir(parents=True, exist_ok=True)
@@ -106,11 +111,12 @@ def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Numb
 def _command() -> str:
     """Return the command as the user typed it, without where their data and results are."""
     words = [w for w in sys.argv[1:] if not w.startswith("data-dir=")]
+    elsewhere = ("--jobs", "--output", "--runs")
     kept = []
     skip = False
     for word in words:
-        if skip or word.startswith(("--jobs", "--output")) or word == "--print":
-            skip = not skip and word in ("--jobs", "--output")
+        if skip or word.split("=")[0] in (*elsewhere, "--print"):
+            skip = not skip and word in elsewhere
             continue
         kept.append(word)
     return shlex.join(["hfedatm", *kept])

@@ -1,8 +1,10 @@
-"""Certificates for the links and keys for the nodes.
+"""Certificates and keys for the links and the nodes.
 
-Every machine gets one folder and nothing else: the authority's certificate ``ca.pem``, and
-``link.pem``/``link.key`` if it runs a SuperLink, and ``node``/``node.pub`` if it runs a SuperNode.
-The authority's own key stays in the top folder, with the operator.
+Every machine gets one folder and nothing else: the authority's certificate ``ca.pem``; if it runs a
+SuperLink, ``link.pem``/``link.key`` for TLS and ``tasks.key``, with which it signs what it asks of
+its nodes; if it runs a SuperNode, ``node``/``node.pub``, its certificate ``node.pem``, and
+``tasks.pub``, the key of the tier above that its tasks are verified with. The authority's own key
+stays in the top folder, with the operator.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from hfedatm.trust.enrolment import EnrolmentError, read_certificate
 
 LIFETIME = timedelta(days=825)  # the longest that common TLS libraries accept for a server
 
@@ -71,6 +76,48 @@ def hosts_of(certificate: Path) -> set[str]:
     return {str(name.value) for name in names}
 
 
+def make_task_key(folder: Path) -> None:
+    """Make ``tasks.key``, with which a link signs its tasks, unless there is one."""
+    if not (folder / "tasks.key").exists():
+        key = Ed25519PrivateKey.generate()
+        _write(folder / "tasks.key", _pem(key))
+
+
+def enrol(authority: Path, folder: Path, name: str, above: str, place: int) -> None:
+    """Make what a node lacks: its key pair, its certificate, and the key of the tier above.
+
+    Parameters
+    ----------
+    authority
+        Folder of the authority, which holds the folders of all machines.
+    folder
+        The node's own folder.
+    name, above, place
+        The node, the machine whose link it works for, and its number there.
+    """
+    if not (folder / "node").exists():
+        make_node_key(authority, folder)
+    if _enrolled_as(authority, folder) != (name, above, place):
+        issue_node_certificate(authority, folder, name, above, place)
+    signer = serialization.load_pem_private_key(
+        (authority / above / "tasks.key").read_bytes(), None
+    )
+    public = signer.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    _write(folder / "tasks.pub", public, public=True)
+
+
+def _enrolled_as(authority: Path, folder: Path) -> tuple[str, str, int] | None:
+    try:
+        found = read_certificate(
+            (folder / "node.pem").read_bytes(), (authority / "ca.pem").read_bytes()
+        )
+    except (FileNotFoundError, EnrolmentError):
+        return None
+    return found.name, found.above, found.place
+
+
 def make_node_key(authority: Path, folder: Path) -> None:
     """Make ``node`` and ``node.pub``, the key pair by which a SuperNode is known to its link."""
     key = ec.generate_private_key(ec.SECP384R1())
@@ -85,6 +132,29 @@ def make_node_key(authority: Path, folder: Path) -> None:
     _write(folder / "node", private)
     _write(folder / "node.pub", public + b"\n", public=True)
     _write(folder / "ca.pem", (authority / "ca.pem").read_bytes(), public=True)
+
+
+def issue_node_certificate(
+    authority: Path, folder: Path, name: str, above: str, place: int
+) -> None:
+    """Make ``node.pem``: the authority's word on whose key ``node.pub`` is."""
+    issuer = x509.load_pem_x509_certificate((authority / "ca.pem").read_bytes())
+    issuer_key = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
+    key = serialization.load_ssh_public_key((folder / "node.pub").read_bytes())
+    subject = x509.Name(
+        [
+            x509.NameAttribute(x509.NameOID.COMMON_NAME, name[:64]),
+            x509.NameAttribute(x509.NameOID.ORGANIZATION_NAME, above[:64]),
+            x509.NameAttribute(x509.NameOID.SERIAL_NUMBER, str(place)),
+        ]
+    )
+    certificate = (
+        _certificate(subject, issuer.subject, key)  # type: ignore[arg-type]
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        .sign(issuer_key, hashes.SHA384())  # type: ignore[arg-type]
+    )
+    _write(folder / "node.pem", certificate.public_bytes(serialization.Encoding.PEM), public=True)
 
 
 def _certificate(
@@ -119,7 +189,7 @@ def _usage(**granted: bool) -> x509.KeyUsage:
     return x509.KeyUsage(**dict.fromkeys(names.split(), False) | granted)
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _pem(key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hfedatm.deploy import certificates
 from hfedatm.errors import UserError
+from hfedatm.trust import writing
 
 FILES = ("docker-compose.yml", "docker-compose.insecure.yml", "docker-compose.gpu.yml")
 CONTAINER_USER = 1000
@@ -84,6 +85,8 @@ def write_compose(folder: Path, layout: Layout) -> list[Path]:
 def write_secrets(folder: Path, layout: Layout) -> None:
     """Make the certificates and keys that are missing; those that are there stay."""
     certificates.make_authority(folder)
+    for link in layout.links:
+        certificates.make_task_key(folder / link)
     for link, nodes in layout.links.items():
         hosts = [link, f"{link}-gateway", "localhost", "127.0.0.1"]
         if link == "server" and layout.host:
@@ -92,9 +95,9 @@ def write_secrets(folder: Path, layout: Layout) -> None:
             certificates.make_link_certificate(folder, folder / link, hosts)
         known = folder / link / "nodes"
         known.mkdir(mode=0o700, exist_ok=True)
-        for node in nodes:
-            if not (folder / node / "node").exists():
-                certificates.make_node_key(folder, folder / node)
+        first = 0 if link == "server" else (list(layout.links).index(link) - 1) * layout.clients
+        for place, node in enumerate(nodes, start=first):  # the place is its partition-id
+            certificates.enrol(folder, folder / node, node, link, place)
             shutil.copyfile(folder / node / "node.pub", known / f"{node}.pub")
         for key in known.glob("*.pub"):
             if key.stem not in nodes:
@@ -103,6 +106,14 @@ def write_secrets(folder: Path, layout: Layout) -> None:
         for path in [folder, *folder.rglob("*")]:
             if path.name != "ca.key":
                 os.chown(path, CONTAINER_USER, CONTAINER_USER)
+
+
+def write_policies(folder: Path, layout: Layout) -> list[Path]:
+    """Write the policies that the machines of this part lack; those that are there stay."""
+    names = [name for link in layout.shown for name in (link, *layout.links[link])]
+    shown = [n for n in names if n not in layout.links or n in layout.shown]
+    files = [folder / f"{name}.toml" for name in dict.fromkeys(shown)]
+    return [file for file in files if writing.write(file)]
 
 
 def write_user(folder: Path) -> None:

@@ -1,7 +1,8 @@
 """What a container of the image runs: ``link NAME``, ``gateway NAME`` or ``node NAME``.
 
-A container has its machine's secrets in ``/secrets`` and keeps its state in ``/state``. The
-commands are those of :mod:`hfedatm.deploy.topology`, as everywhere else.
+A container has its machine's secrets in ``/secrets``, its owner's policy in ``/policy.toml`` (it
+does no work without one) and keeps its state in ``/state``. The commands are those of
+:mod:`hfedatm.deploy.topology`, as everywhere else.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from hfedatm.deploy import flower, topology
 from hfedatm.deploy.topology import Machine, Process
 
-STATE, SECRETS = Path("/state"), Path("/secrets")
+STATE, SECRETS, POLICY = Path("/state"), Path("/secrets"), Path("/policy.toml")
 PORT = 8000
 ENROLLED = Path("/tmp/enrolled")
 
@@ -37,7 +38,7 @@ def main() -> None:
     parser.add_argument("--insecure", action="store_true", help="no TLS, no node keys")
     asked = parser.parse_args()
     insecure = asked.insecure or bool(os.environ.get("HFEDATM_INSECURE"))
-    machine = Machine(asked.name, STATE, None if insecure else SECRETS)
+    machine = Machine(asked.name, STATE, None if insecure else SECRETS, POLICY)
     if asked.kind == "healthy":
         sys.exit(0 if healthy(machine, asked.name) else 1)
     os.environ["FLWR_HOME"] = str(STATE / f"{asked.kind}-home")
@@ -70,7 +71,8 @@ def run_link(machine: Machine, isolation: str | None, superexec_secret: str | No
     _write_connection(machine, machine.name, Path(os.environ["FLWR_HOME"]))
     _write_connection(machine, machine.name, STATE / ".hfedatm/operator")  # for `hfedatm submit`
     ENROLLED.unlink(missing_ok=True)
-    link = subprocess.Popen(process.command, env=flower.environment())
+    environment = flower.environment() | dict(process.environment)
+    link = subprocess.Popen(process.command, env=environment)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda caught, _: link.send_signal(caught))
     while link.poll() is None and not healthy(machine, "gateway"):

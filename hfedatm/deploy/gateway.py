@@ -4,7 +4,8 @@ A SuperLink answers nodes (Fleet), the operator (Control) and its own runs (Runt
 and node authentication guards only the first: whoever reaches the port could start runs, that is,
 run code on every node. So the SuperLink listens where nodes cannot reach it, and they get this
 gateway, which ends TLS, passes ``/v1/fleet/*`` and ``/health`` on with headers and signatures
-unchanged, and refuses everything else.
+unchanged, and refuses everything else. Of what a node pushes only replies to messages that it was
+given pass (see `hfedatm.deploy.deliveries`).
 
 A node that asks for work and gets none sleeps for three seconds. So the gateway keeps such a
 request and asks again itself, often at first, then twice a second: work then reaches a node almost
@@ -21,6 +22,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import uvicorn
@@ -30,6 +32,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+
+from hfedatm.deploy.deliveries import PULL, Deliveries, Refused
 
 log = logging.getLogger("uvicorn.error")
 
@@ -51,8 +55,14 @@ _CONNECTION_HEADERS = {
 }
 
 
-def build(upstream: str, ca_file: str | None = None, max_body: int = MAX_BODY) -> Starlette:
+def build(
+    upstream: str,
+    ca_file: str | None = None,
+    max_body: int = MAX_BODY,
+    deliveries: Deliveries | None = None,
+) -> Starlette:
     """Return the gateway to the SuperLink at the URL `upstream`, as an ASGI application."""
+    known = deliveries or Deliveries()
     verify = ssl.create_default_context(cafile=ca_file) if ca_file else True
     # Flower's nodes give up after 30 s themselves; the environment's proxies lead elsewhere.
     client = httpx.AsyncClient(base_url=upstream, verify=verify, timeout=60, trust_env=False)
@@ -87,7 +97,13 @@ def build(upstream: str, ca_file: str | None = None, max_body: int = MAX_BODY) -
                 log.warning("refused %s: body over %s bytes", request.url.path, max_body)
                 return PlainTextResponse("body too large", 413)
         try:
+            known.check(request.url.path, bytes(body))
             answer = await ask(request, bytes(body))
+            if answer.status_code == 200:
+                known.passed(request.url.path, bytes(body), answer.content)
+        except Refused as reason:
+            log.warning("refused %s: %s", request.url.path, reason)
+            return PlainTextResponse(str(reason), 403)
         except httpx.TransportError as error:
             log.warning("the SuperLink at %s does not answer: %r", upstream, error)
             return PlainTextResponse("the SuperLink does not answer", 502)
@@ -109,7 +125,7 @@ def build(upstream: str, ca_file: str | None = None, max_body: int = MAX_BODY) -
 
 def _no_work(request: Request, answer: httpx.Response) -> bool:
     """Whether a node asked for work and there is none."""
-    if request.url.path != "/v1/fleet/pull-messages" or answer.status_code != 200:
+    if request.url.path != PULL or answer.status_code != 200:
         return False
     try:
         return not PullMessagesResponse.FromString(answer.content).messages_list
@@ -130,9 +146,10 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--cert", help="this gateway's certificate; without one: plain HTTP")
     parser.add_argument("--key", help="the certificate's private key")
+    parser.add_argument("--state", type=Path, help="file that remembers what nodes were given")
     arguments = parser.parse_args()
     uvicorn.run(
-        build(arguments.upstream, arguments.ca),
+        build(arguments.upstream, arguments.ca, deliveries=Deliveries(arguments.state)),
         host=arguments.host,
         port=arguments.port,
         ssl_certfile=arguments.cert,

@@ -17,6 +17,8 @@ from hfedatm.deploy import certificates, flower, topology
 from hfedatm.deploy.processes import Processes
 from hfedatm.deploy.topology import Machine, Process
 from hfedatm.errors import UserError
+from hfedatm.trust import writing
+from hfedatm.trust.policy import Policy
 
 HOST = "127.0.0.1"
 
@@ -32,6 +34,7 @@ class Plan:
     links: dict[str, Process] = field(default_factory=dict)
     gateways: dict[str, Process] = field(default_factory=dict)
     nodes: list[tuple[Machine, str, Process]] = field(default_factory=list)  # and their link
+    places: list[tuple[Machine, str, int]] = field(default_factory=list)
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -51,10 +54,12 @@ def plan(
         layout.links[name] = topology.link(machine(name), next(ports))
         layout.gateways[name] = topology.gateway(machine(name), next(ports), layout.addresses[name])
 
-    def add_node(name: str, above: str, config: dict[str, str | int]) -> None:
+    def add_node(name: str, above: str, place: int, config: dict[str, str | int]) -> None:
+        config = {"partition-id": place, **config}
         entrance = f"{HOST}:{layout.gateways[above].port}"
         process = topology.node(machine(name), next(ports), entrance, config)
         layout.nodes.append((machine(name), above, process))
+        layout.places.append((machine(name), above, place))
 
     layout = Plan()
     ports = count(first_port)
@@ -63,17 +68,31 @@ def plan(
         station = f"station-{number + 1}"
         add_link(station)
         spool = str(folder / station / "spool")
-        add_node(station, "server", {"partition-id": number, "spool": spool, "link": station})
+        add_node(station, "server", number, {"spool": spool, "link": station})
         for local in range(clients):
-            name = f"{station}-client-{local + 1}"
-            place = number * clients + local
-            add_node(name, station, {"partition-id": place})
+            add_node(f"{station}-client-{local + 1}", station, number * clients + local, {})
     return layout
 
 
-def up(folder: Path, layout: Plan, *, patience: float = 120.0) -> Processes:
+def write_policies(folder: Path, layout: Plan, policy: Path | None = None) -> None:
+    """Give every machine its policy: a copy of ``policy``, or a new one where there is none."""
+    text = ""
+    if policy is not None:
+        Policy.load(policy)  # nothing starts on one that cannot be read
+        text = policy.read_text(encoding="utf-8")
+    for name in {*layout.links, *(machine.name for machine, _, _ in layout.nodes)}:
+        file = Machine(name, folder / name, None).policy_file
+        if text:
+            file.unlink(missing_ok=True)
+        writing.write(file, text)
+
+
+def up(
+    folder: Path, layout: Plan, *, patience: float = 120.0, policy: Path | None = None
+) -> Processes:
     """Start what `layout` says and wait until every node is online.
 
+    Every machine gets a copy of ``policy``; without one it keeps its own, or gets a new one.
     Everything is kept in `folder`: secrets, databases, spools, logs, and ``operator``, a Flower
     home in which every link is known by its machine's name.
     """
@@ -82,6 +101,7 @@ def up(folder: Path, layout: Plan, *, patience: float = 120.0) -> Processes:
         raise DeploymentError(f"already up in {folder}: {', '.join(living)}; `hfedatm down` first")
     _check_ports([*layout.links.values(), *layout.gateways.values(), *(n[2] for n in layout.nodes)])
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_policies(folder, layout, policy)
     secure = layout.nodes[0][0].secrets is not None
     ca_file = make_secrets(folder / "secrets", layout) if secure else None
     operator = folder / "operator"
@@ -116,9 +136,9 @@ def make_secrets(folder: Path, layout: Plan) -> str:
     for name in layout.links:
         if not (folder / name / "link.key").exists():
             certificates.make_link_certificate(folder, folder / name, [name, "localhost", HOST])
-    for machine, _, _ in layout.nodes:
-        if not (folder / machine.name / "node").exists():
-            certificates.make_node_key(folder, folder / machine.name)
+        certificates.make_task_key(folder / name)
+    for machine, above, place in layout.places:
+        certificates.enrol(folder, folder / machine.name, machine.name, above, place)
     return str(folder / "ca.pem")
 
 

@@ -21,6 +21,8 @@ from typing import NoReturn
 
 import psutil
 
+from hfedatm.deploy.installed_app import run_installed_app_only
+
 COMMANDS = Path(__file__).with_name("bin")
 """The folder of the small command; it must come first on the path of a node."""
 
@@ -34,6 +36,7 @@ def serve(node: psutil.Process) -> None:
     """Fork for whoever asks, until the process ``node`` is gone."""
     from flwr.supernode.cli import flwr_clientapp
 
+    run_installed_app_only()
     for module in os.environ.get(PRELOAD, "").split():
         import_module(module)
     gc.freeze()  # what is there already is not to be copied into every fork
@@ -93,5 +96,17 @@ def _lives(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
+def do_one(arguments: list[str]) -> None:
+    """Do what Flower's command does, here and once: no process could be asked to fork for it."""
+    from flwr.supernode.cli import flwr_clientapp
+
+    run_installed_app_only()
+    sys.argv = ["flwr-clientapp", *arguments]
+    flwr_clientapp()
+
+
 if __name__ == "__main__":
-    serve(psutil.Process(int(sys.argv[1])))
+    if sys.argv[1] == "--once":
+        do_one(sys.argv[2:])
+    else:
+        serve(psutil.Process(int(sys.argv[1])))

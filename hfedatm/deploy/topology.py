@@ -13,7 +13,10 @@ from pathlib import Path
 
 import tomli_w
 
+from hfedatm.deploy.installed_app import APP
 from hfedatm.deploy.prefork import PRELOAD
+from hfedatm.trust import secrets
+from hfedatm.trust.policy import VARIABLE as POLICY
 
 # What the two kinds of nodes import before any message comes. Torch imports `_dynamo` with the
 # first optimizer, and the embedded data set is scikit-learn's.
@@ -36,12 +39,19 @@ class Process:
 class Machine:
     """Where one member of the hierarchy keeps its state and its secrets.
 
-    ``secrets`` is None when the links are plain text and nodes are not authenticated.
+    ``secrets`` is None when the links are plain text and nodes are not authenticated. The owner's
+    ``policy`` is in the state unless it is elsewhere.
     """
 
     name: str
     state: Path
     secrets: Path | None
+    policy: Path | None = None
+
+    @property
+    def policy_file(self) -> Path:
+        """What the owner of this machine allows a run to do with it."""
+        return self.policy or self.state / "policy.toml"
 
     def secret(self, file: str) -> str:
         """Return the path of one of this machine's secrets."""
@@ -67,6 +77,7 @@ def gateway(machine: Machine, port: int, link_address: str, host: str = "127.0.0
     scheme = "http" if machine.secrets is None else "https"
     command = [sys.executable, "-m", "hfedatm.deploy.gateway", "--host", host, "--port", str(port)]
     command += ["--upstream", f"{scheme}://{link_address}"]
+    command += ["--state", str(machine.state / "deliveries.db")]
     if machine.secrets is not None:
         command += ["--ca", machine.secret("ca.pem"), "--cert", machine.secret("link.pem")]
         command += ["--key", machine.secret("link.key")]
@@ -92,6 +103,7 @@ def node(
     environment = {
         **process.environment,
         PRELOAD: _STATION_WORK if "link" in config else _CLIENT_WORK,
+        APP: "station_app.app:client" if "link" in config else "client_app.app:app",
         # A process that has looked for GPUs in any other way must not fork.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
@@ -100,8 +112,10 @@ def node(
 
 def _process(machine: Machine, kind: str, command: list[str], port: int) -> Process:
     # What a node remembers from round to round is part of its machine's state.
-    memory = {"HFEDATM_STATE": str(machine.state / "memory")}
-    return Process(f"{machine.name}-{kind}", command, machine.state / f"{kind}-home", port, memory)
+    own = {"HFEDATM_STATE": str(machine.state / "memory"), POLICY: str(machine.policy_file)}
+    if machine.secrets is not None:
+        own[secrets.FOLDER] = str(machine.secrets)
+    return Process(f"{machine.name}-{kind}", command, machine.state / f"{kind}-home", port, own)
 
 
 def write_connections(home: Path, addresses: Mapping[str, str], ca_file: str | None) -> None:

@@ -8,7 +8,6 @@ the whole content, and whoever is asked so answers so.
 from __future__ import annotations
 
 from collections.abc import Callable
-from io import BytesIO
 
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
@@ -28,9 +27,7 @@ def wrap(content: RecordDict) -> RecordDict:
     """Return content that carries ``content`` as one array; large content stays as it is."""
     if recordfile.content_bytes(content) > MAX_BYTES:
         return content
-    buffer = BytesIO()
-    recordfile.write(content, buffer)
-    data = buffer.getvalue()
+    data = recordfile.to_bytes(content)
     return RecordDict({_KEY: ArrayRecord({_KEY: Array("uint8", (len(data),), _KEY, data)})})
 
 
@@ -42,7 +39,7 @@ def is_wrapped(content: RecordDict) -> bool:
 def unwrap(content: RecordDict) -> RecordDict:
     """Return what was wrapped."""
     try:
-        return recordfile.read(BytesIO(content[_KEY][_KEY].data))
+        return recordfile.from_bytes(content[_KEY][_KEY].data)
     except Exception as error:  # whatever a hostile or broken node put there
         raise BadParcel(f"the message cannot be read: {error}") from error
 
@@ -69,6 +66,9 @@ def by_parcel(
     except BadParcel as error:
         return reply_with_failure(message, error)
     reply = call_next(message, context)
-    if not reply.has_error():
-        reply.content = wrap(reply.content)
+    try:
+        if not reply.has_error():
+            reply.content = wrap(reply.content)
+    except ValueError as error:
+        return reply_with_failure(message, error)
     return reply

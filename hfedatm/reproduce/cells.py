@@ -1,17 +1,19 @@
-"""A cell is one run of one configuration; a finished cell is a JSON file and is never run again."""
+"""A cell is one run of one configuration; a finished one is a line in a file, never run again."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hfedatm.reproduce.runfile import append_run, read_runs
 from hfedatm.results import read_rounds
 from hfedatm.settings import Settings, resolve
 
@@ -34,7 +36,6 @@ ELSEWHERE = (
 KEPT_OF_ROUND = (
     "round",
     "loss",
-    "source",
     "unseen",
     "moved",
     "seconds",
@@ -44,6 +45,7 @@ KEPT_OF_ROUND = (
     "privacy",
     "kept",
 )
+KEPT_OF_SOURCE = ("accuracy", "loss", "domains")
 
 
 @dataclass(frozen=True)
@@ -76,27 +78,51 @@ class Cell:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+@dataclass(frozen=True)
 class Store:
-    """The folder of finished cells, and of those at work."""
+    """Finished cells in a folder of files with a line each, and the cells at work.
 
-    def __init__(self, folder: Path) -> None:
-        self.cells, self.work = folder / "cells", folder / "unfinished"
+    Tables share cells: a cell of any file of the folder is found, a new one goes to ``file``.
+    """
 
-    def load(self, cell: Cell) -> dict[str, Any] | None:
-        """Return a finished cell's result; one made under other defaults does not count."""
-        path = self.cells / f"{cell.key}.json"
-        if not path.is_file():
-            return None
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        now = cell.settings
-        return result if all(now.get(k, v) == v for k, v in result["settings"].items()) else None
+    file: Path
+    work: Path
+
+    @classmethod
+    def of(cls, table: str, output: Path, runs: Path | None = None) -> Store:
+        """Return the store of a table that is set in ``output``."""
+        return cls((runs or output / "runs") / f"{table}.jsonl", output / "unfinished")
+
+    def finished(self, cells: Iterable[Cell]) -> dict[Cell, dict[str, Any]]:
+        """Return the results there are; one made under other defaults does not count."""
+        runs: dict[str, list[dict[str, Any]]] = {}
+        for file in sorted(self.file.parent.glob("*.jsonl")):
+            for run in read_runs(file):
+                runs.setdefault(run["key"], []).append(run)
+        found = {}
+        for cell in cells:
+            for run in runs.get(cell.key, []):
+                if _agrees(run["settings"], cell.settings):
+                    found[cell] = run
+        return found
 
     def run(self, cell: Cell) -> dict[str, Any]:
         """Run a cell, from where it was stopped if it was, and keep its result."""
-        from hfedatm.runtime.local import run_locally
-
         folder = self.work / cell.key
         folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "log").open("a") as log:
+            fcntl.flock(log, fcntl.LOCK_EX)  # another table may be at the same cell
+            result = self.finished([cell]).get(cell)
+            if result is None:
+                with contextlib.redirect_stdout(log):
+                    result = self._run(cell, folder)
+                append_run(self.file, result)
+        shutil.rmtree(folder, ignore_errors=True)
+        return result
+
+    def _run(self, cell: Cell, folder: Path) -> dict[str, Any]:
+        from hfedatm.runtime.local import run_locally
+
         run = folder / "run"
         started = (run / "config.json").is_file()
         given = (
@@ -110,37 +136,35 @@ class Store:
             }
         )
         os.environ["HFEDATM_STATE"] = str(folder / "state")
-        with (folder / "log").open("a") as log, contextlib.redirect_stdout(log):
-            run_locally(given)
-        result = self._result(cell, run)
-        self._write(self.cells / f"{cell.key}.json", result)
-        shutil.rmtree(folder)
-        return result
+        run_locally(given)
+        return self._result(cell, run)
 
     def _result(self, cell: Cell, run: Path) -> dict[str, Any]:
-        rounds = read_rounds(run)
         config = json.loads((run / "config.json").read_text(encoding="utf-8"))
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         return {
+            "key": cell.key,
             "settings": cell.settings,
             "versions": config["versions"],
             "last": summary["last"],
             "best_by_source": summary["best_by_source"],
             "failures": summary["failures"],
-            "rounds": [
-                {key: record[key] for key in KEPT_OF_ROUND if key in record}
-                | {"gram_bytes_up": _total(record, "gram-bytes-up")}
-                | {"gram_seconds": _total(record, "gram-seconds")}
-                for record in rounds
-            ],
+            "rounds": [_round(record) for record in read_rounds(run)],
         }
 
-    @staticmethod
-    def _write(path: Path, result: Mapping[str, Any]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+
+def _agrees(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    return all(now.get(key, value) == value for key, value in stored.items())
+
+
+def _round(record: Mapping[str, Any]) -> dict[str, Any]:
+    source = record.get("source") or {}
+    return {
+        **{key: record[key] for key in KEPT_OF_ROUND if key in record},
+        **({"source": {k: source[k] for k in KEPT_OF_SOURCE if k in source}} if source else {}),
+        "gram_bytes_up": _total(record, "gram-bytes-up"),
+        "gram_seconds": _total(record, "gram-seconds"),
+    }
 
 
 def _total(record: Mapping[str, Any], name: str) -> float:

@@ -93,11 +93,11 @@ MEASURES: dict[str, dict[str, Measure]] = {
 }
 
 
-def panels(table: Table, folder: Path, paper: Mapping[str, Any] | None = None) -> list[Panel]:
+def panels(table: Table, store: Store, paper: Mapping[str, Any] | None = None) -> list[Panel]:
     """Return the printed tables; a place whose cells are not all there is empty."""
-    store = Store(folder)
+    finished = store.finished(table.cells())
     cells = {
-        (row, group, column, seed): store.load(table.cell(row, group, column, seed))
+        (row, group, column, seed): finished.get(table.cell(row, group, column, seed))
         for row in table.rows
         for group, columns in table.columns.items()
         for column in columns

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from rich.console import Console
 
@@ -24,15 +23,15 @@ class Outcome:
     failed: dict[Cell, str] = field(default_factory=dict)
 
 
-def run_cells(cells: Sequence[Cell], folder: Path, jobs: int, console: Console) -> Outcome:
+def run_cells(cells: Sequence[Cell], store: Store, jobs: int, console: Console) -> Outcome:
     """Run what is missing; whatever is finished when this is stopped stays finished."""
-    store = Store(folder)
-    missing = [cell for cell in cells if store.load(cell) is None]
+    finished = store.finished(cells)
+    missing = [cell for cell in cells if cell not in finished]
     console.print(f"{len(cells)} cells, {len(cells) - len(missing)} of them done", highlight=False)
     outcome = Outcome()
     total = sum(map(_work, missing))
     started, done = time.monotonic(), 0.0
-    for cell, error in _each(missing, folder, jobs):
+    for cell, error in _each(missing, store, jobs):
         done += _work(cell)
         outcome.finished += 1
         if error:
@@ -50,7 +49,7 @@ def run_cells(cells: Sequence[Cell], folder: Path, jobs: int, console: Console) 
     return outcome
 
 
-def _each(cells: Sequence[Cell], folder: Path, jobs: int) -> Iterator[tuple[Cell, str]]:
+def _each(cells: Sequence[Cell], store: Store, jobs: int) -> Iterator[tuple[Cell, str]]:
     """Yield each cell as it ends, with the reason if it failed."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by the workers when they import torch
     context = multiprocessing.get_context("spawn")
@@ -61,7 +60,7 @@ def _each(cells: Sequence[Cell], folder: Path, jobs: int) -> Iterator[tuple[Cell
             pool.submit(_load, cell).result()  # data that is not there is said once, not per cell
         queue = iter(cells)
         for cell in queue:
-            waiting[pool.submit(_run, folder, cell)] = cell
+            waiting[pool.submit(_run, store, cell)] = cell
             if len(waiting) < jobs:
                 continue
             yield from _ended(waiting)
@@ -78,8 +77,8 @@ def _ended(waiting: dict[Future[None], Cell]) -> Iterator[tuple[Cell, str]]:
         yield waiting.pop(future), reason
 
 
-def _run(folder: Path, cell: Cell) -> None:
-    Store(folder).run(cell)
+def _run(store: Store, cell: Cell) -> None:
+    store.run(cell)
 
 
 def _load(cell: Cell) -> None:

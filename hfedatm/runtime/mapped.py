@@ -5,10 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-from flwr.app import Message
+import httpx
+from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
 from hfedatm.runtime.streaming import StreamingGrid
+from hfedatm.wire import reason_of
+
+UNREADABLE = 1_002
+"""Error code of a reply made here for one that Flower cannot turn into a message."""
+LINK_ERRORS = (httpx.HTTPError, httpx.StreamError, OSError)
+"""What a pull raises when the SuperLink, rather than a node's reply, is the trouble."""
 
 
 class MappedGrid(StreamingGrid):
@@ -58,14 +65,24 @@ class MappedGrid(StreamingGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies that are there, under the logical ids of those who were asked."""
-        replies = []
-        for reply in self._grid.pull_messages(message_ids):
-            # Flower's own "node unavailable" replies do not name the node: the message does.
-            asked = self._waiting.pop(reply.metadata.reply_to_message_id)
-            replies.append(
-                Message(reply.error if reply.has_error() else reply.content, reply_to=asked)
-            )
-        return replies
+        return [reply for message_id in message_ids if (reply := self._pull(message_id))]
+
+    def _pull(self, message_id: str) -> Message | None:
+        """Return the reply to one message if it is there; one that cannot be read is an error.
+
+        Neither Flower's own "node unavailable" nor what a node writes into its reply is relied on
+        for whose it is: that is known from what was asked.
+        """
+        try:
+            found = next(iter(self._grid.pull_messages([message_id])), None)
+            if found is None:
+                return None
+            answer = found.error if found.has_error() else found.content
+        except LINK_ERRORS:  # nothing has been heard of the node
+            raise
+        except Exception as error:  # an object that does not inflate, of whatever kind
+            answer = Error(UNREADABLE, f"its reply cannot be read: {reason_of(error)}")
+        return Message(answer, reply_to=self._waiting.pop(message_id))
 
     def wait_for(self, message_id: str, sent_at: float, timeout: float | None) -> Message | None:
         """Look for the reply until the time is up, less often the longer it takes."""

@@ -5,27 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from hfedatm.errors import UserError
 from hfedatm.handover import parcel
-from hfedatm.records import find_record
 from hfedatm.runtime.mapped import MappedGrid
+from hfedatm.trust.introduction import introduced, new_nonce, question
+from hfedatm.trust.origin import Signer
+from hfedatm.wire import NodeIdentity, reason_of
 
 log = logging.getLogger("hfedatm")
-
-
-@dataclass(frozen=True)
-class Node:
-    """What a node says of itself."""
-
-    node_id: int
-    tier: str
-    index: int
-    siblings: int
 
 
 class Roster:
@@ -34,9 +25,9 @@ class Roster:
     def __init__(self, grid: Grid, poll: float = 0.05) -> None:
         self._grid = grid
         self._poll = poll
-        self._known: dict[int, Node] = {}
+        self._known: dict[int, NodeIdentity] = {}
 
-    def present(self) -> list[Node]:
+    def present(self) -> list[NodeIdentity]:
         """Return the nodes that are connected now, in the order of their places."""
         ids = sorted(self._grid.get_node_ids())
         self._ask([node_id for node_id in ids if node_id not in self._known])
@@ -44,7 +35,7 @@ class Roster:
             (self._known[i] for i in ids if i in self._known), key=lambda n: (n.index, n.node_id)
         )
 
-    def wait_for(self, count: int, timeout: float) -> list[Node]:
+    def wait_for(self, count: int, timeout: float) -> list[NodeIdentity]:
         """Wait until ``count`` nodes are there, or as many as a simulation says it has."""
         deadline = time.monotonic() + timeout
         while True:
@@ -60,21 +51,17 @@ class Roster:
     def _ask(self, ids: Sequence[int]) -> None:
         if not ids:
             return
+        nonces = {node_id: new_nonce() for node_id in ids}
         asked = MappedGrid(self._grid, {i: i for i in ids}, self._poll)
-        messages = [Message(RecordDict(), node_id, MessageType.QUERY) for node_id in ids]
+        messages = [
+            Message(question(nonces[node_id]), node_id, MessageType.QUERY) for node_id in ids
+        ]
         for reply in asked.send_and_receive(messages, timeout=60):
-            said = reply.has_content() and find_record(reply.content, "node", ConfigRecord)
-            if not said:
-                why = reply.error.reason if reply.has_error() else "no usable answer"
-                log.warning("node %d does not say who it is: %s", reply.metadata.src_node_id, why)
-            else:
-                node_id = reply.metadata.src_node_id
-                self._known[node_id] = Node(
-                    node_id,
-                    str(said["tier"]),
-                    int(said["index"]),
-                    int(said["siblings"]),  # type: ignore[arg-type]
-                )
+            node_id = reply.metadata.src_node_id
+            try:
+                self._known[node_id] = introduced(reply, nonces[node_id])
+            except Exception as error:  # of any class: what it says is not to be relied on
+                log.warning("node %d does not say who it is: %s", node_id, reason_of(error))
 
 
 class LiveGrid(MappedGrid):
@@ -86,19 +73,41 @@ class LiveGrid(MappedGrid):
     def __init__(self, grid: Grid, roster: Roster, poll: float = 0.2) -> None:
         super().__init__(grid, {}, poll)
         self._roster = roster
+        self._signer = Signer.load()
+        self._names: dict[int, str] = {}
 
     def get_node_ids(self) -> list[int]:
         """Return the places of all children seen so far."""
-        for node in self._roster.present():
-            # A node that came back under a new id replaces its older self.
-            self._node_of[node.index if node.index >= 0 else node.node_id] = node.node_id
+        present = self._roster.present()
+        connected = {node.node_id for node in present}
+        for node in present:
+            place = node.index if node.index >= 0 else node.node_id
+            holder = self._node_of.setdefault(place, node.node_id)
+            # A node that came back under a new id replaces its older self, and nobody else.
+            if holder != node.node_id and holder in connected:
+                log.warning("node %d claims the place of another: %d", node.node_id, place)
+                continue
+            self._node_of[place] = node.node_id
+            self._names[place] = node.name
         return super().get_node_ids()
 
     def _outgoing(self, message: Message) -> Message:
         sent = super()._outgoing(message)
-        sent.content = parcel.wrap(sent.content)
+        content = parcel.wrap(sent.content)
+        if self._signer:
+            name = self._names[message.metadata.dst_node_id]
+            step = _step(message)
+            content = self._signer.signed(content, sent.metadata, name, step)
+        sent.content = content
         return sent
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies that are there; what cannot be read is a failure of that node."""
         return [parcel.opened(reply) for reply in super().pull_messages(message_ids)]
+
+
+def _step(message: Message) -> str:
+    """Name what a task is about; a task that is asked for again in a step has another group."""
+    task = message.content["task"]
+    parts = (task["run"], task["round"], task["station_round"], message.metadata.group_id)
+    return "/".join(map(str, parts))

@@ -1,6 +1,8 @@
 """HierFAVG (Liu et al., 2020): the example-weighted mean at both tiers.
 
 With ``stations=1 station-rounds=1`` and all clients at that station this is flat FedAvg.
+
+Liu et al., "Client-Edge-Cloud Hierarchical Federated Learning", arXiv:1905.06641.
 """
 
 from __future__ import annotations

@@ -71,6 +71,17 @@ class Rule(ABC):
     reports: ClassVar[tuple[str, ...]] = ()
     """Numbers every client must report; a station passes on their example-weighted mean."""
 
+    station_reports: ClassVar[tuple[str, ...]] = ()
+    """Numbers every station must report besides these means."""
+
+    def check_report(self, metrics: Mapping[str, float]) -> None:
+        """Raise ``ValueError`` for numbers of a client or a station that cannot be true.
+
+        All those in `reports`, and of a station those in `station_reports`, are there and finite.
+        Whoever reports such numbers is left out of the round.
+        """
+        return None
+
     @abstractmethod
     def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
         """Return the model to publish; ``updates`` is a stream and may be read once."""

@@ -15,6 +15,9 @@ numbers of the tokens that are not padding.
 The clients share their first two moments before each global round, a station averages them by
 examples, which gives exactly the moments of their data together. The server keeps all station
 models in memory until it knows every station's summary.
+
+Kou et al., "FedRC: A Rapid-Converged Hierarchical Federated Learning Framework in Street Scene
+Semantic Understanding", arXiv:2407.01103.
 """
 
 from __future__ import annotations
@@ -137,6 +140,12 @@ class FedRC(Rule):
                     "server-rule fedrc shows a station the mean and variance of each client's "
                     f"inputs: it does not go with {key.replace('_', '-')}"
                 )
+
+    def check_report(self, metrics: Mapping[str, float]) -> None:
+        """Refuse moments that no values have."""
+        mean, square = metrics["input-mean"], metrics["input-square"]
+        if not mean**2 <= square * (1 + 1e-6) + 1e-12:
+            raise ValueError(f"no values have mean {mean:g} and mean square {square:g}")
 
     def on_client(self, method: Method) -> Method:
         """Let clients summarise their data."""

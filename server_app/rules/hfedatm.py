@@ -4,6 +4,12 @@ The merged model is published. What the stations go on from is the setting ``bro
 the mean of the aligned stations, which was the better start on the data tried so far; but the
 merged model where a channel had to be moved, because the mean of stations that do not share a start
 is no model to train on. The paper sends the merged model out in every round.
+
+Nguyen et al., "HFedATM: Hierarchical Federated Domain Generalization via Optimal Transport and
+Regularized Mean Aggregation", arXiv:2508.05135.
+
+RegMean: Jin et al., "Dataless Knowledge Fusion by Merging Weights of Language Models",
+arXiv:2212.09849.
 """
 
 from __future__ import annotations

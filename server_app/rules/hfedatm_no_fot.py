@@ -1,4 +1,8 @@
-"""The paper's ablation "w/o FOT": RegMean without alignment."""
+"""The paper's ablation "w/o FOT": RegMean without alignment.
+
+Nguyen et al., "HFedATM: Hierarchical Federated Domain Generalization via Optimal Transport and
+Regularized Mean Aggregation", arXiv:2508.05135.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar

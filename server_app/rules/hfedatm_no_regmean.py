@@ -1,4 +1,8 @@
-"""The paper's ablation "w/o RegMean": average the aligned models."""
+"""The paper's ablation "w/o RegMean": average the aligned models.
+
+Nguyen et al., "HFedATM: Hierarchical Federated Domain Generalization via Optimal Transport and
+Regularized Mean Aggregation", arXiv:2508.05135.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar

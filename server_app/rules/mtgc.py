@@ -20,6 +20,9 @@ Three things the formulas leave open:
   model.
 - *Momentum.* ``H lr`` is how far ``H`` plain steps go along a constant unit gradient. With momentum
   ``m`` that distance is ``lr sum_{t<=H} (1 - m^t) / (1 - m)``, and it takes the place of ``H lr``.
+
+Fang et al., "Hierarchical Federated Learning with Multi-Timescale Gradient Correction",
+arXiv:2409.18448.
 """
 
 from __future__ import annotations
@@ -141,6 +144,7 @@ class MTGC(Rule):
     """The example-weighted mean of models that were trained with corrections."""
 
     reports: ClassVar[tuple[str, ...]] = ("steps",)
+    station_reports: ClassVar[tuple[str, ...]] = ("path",)
 
     def __post_init__(self) -> None:
         """Start without a path: nothing has been merged yet."""
@@ -157,6 +161,12 @@ class MTGC(Rule):
             if getattr(settings, key):
                 key = key.replace("_", "-")
                 raise UserError(f"server-rule mtgc needs the plain training loop: remove {key}")
+
+    def check_report(self, metrics: Mapping[str, float]) -> None:
+        """Refuse steps and paths that a correction cannot be divided by."""
+        for name in ("steps", "path"):
+            if name in metrics and not 1e-12 <= metrics[name] <= 1e9:
+                raise ValueError(f"{name} = {metrics[name]:g} is not how far a model can go")
 
     def on_client(self, method: Method) -> Method:
         """Correct the method's gradients."""

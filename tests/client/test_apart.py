@@ -89,3 +89,54 @@ def _runs(pid):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+# --- what the owner limits
+
+
+def test_work_beyond_the_owners_seconds_is_ended(policy, tmp_path):
+    def slow(message, context):
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        time.sleep(60)
+
+    policy(limits={"seconds": 1.0})
+    started = time.monotonic()
+    reason = ask(slow)["failure"]["reason"]
+    assert time.monotonic() - started < 30
+    assert "longer than 1 s" in reason and "limits.seconds" in reason
+    assert not _runs(int((tmp_path / "pid").read_text()))
+
+
+def test_work_beyond_the_owners_memory_is_ended(policy, tmp_path):
+    import psutil
+
+    def greedy(message, context):
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        taken = [bytearray(b"x" * 2**20) for _ in range(int(used) + 400)]
+        time.sleep(60)
+        return taken
+
+    # A fork has mapped at most what its parent has, and needs not have mapped any of it.
+    used = psutil.Process().memory_info().rss / 2**20
+    policy(limits={"memory-mb": used + 100})
+    started = time.monotonic()
+    reason = ask(greedy)["failure"]["reason"]
+    assert time.monotonic() - started < 30
+    assert "more than" in reason and "limits.memory-mb" in reason
+    assert not _runs(int((tmp_path / "pid").read_text()))
+
+
+def test_limits_hold_on_a_node_that_somebody_else_started(policy, monkeypatch):
+    monkeypatch.delenv(PRELOAD)
+    policy(limits={"seconds": 60.0, "memory-mb": 1e6})
+    assert ask(who)["n"]["pid"] != os.getpid()
+
+
+def test_work_within_the_limits_is_not_disturbed(policy):
+    policy(limits={"seconds": 60.0, "memory-mb": 1e6})
+    assert "n" in ask(who)
+
+
+def test_nothing_is_forked_for_a_broken_policy(policy):
+    policy().unlink()
+    assert "does no work" in ask(lambda *_: pytest.fail("it worked"))["failure"]["reason"]

@@ -22,7 +22,7 @@ from hfedatm_core.gram import Gram
 from hfedatm_core.models import resnet18
 
 SEEDS = st.integers(0, 2**16)
-quick = settings(deadline=None, max_examples=8)
+quick = settings(max_examples=8)
 
 
 def permuted_copy(
@@ -237,7 +237,7 @@ def total(cost: np.ndarray, permutation: Tensor) -> float:
 
 
 @given(cost=squares)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_solvers_give_bijections_and_exact_is_cheapest(cost: np.ndarray) -> None:
     exact, entropic = (assign(torch.from_numpy(cost), s) for s in ("exact", "sinkhorn"))
     for permutation in (exact, entropic):
@@ -247,7 +247,7 @@ def test_solvers_give_bijections_and_exact_is_cheapest(cost: np.ndarray) -> None
 
 
 @given(seed=SEEDS, n=st.integers(2, 24), reg=st.sampled_from([0.003, 0.05, 1.0]))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_the_plan_is_pots_plan(seed: int, n: int, reg: float) -> None:
     cost = np.random.default_rng(seed).uniform(0, 4, (n, n))
     weights = np.full(n, 1 / n)
@@ -330,7 +330,7 @@ def test_the_cost_of_a_group_sums_all_tensors_that_write_it() -> None:
 
 
 @given(seed=SEEDS, noise=st.floats(0, 2), n=st.integers(2, 8), dim=st.integers(1, 6))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_the_shortcut_to_the_identity_is_never_wrong(
     seed: int, noise: float, n: int, dim: int
 ) -> None:

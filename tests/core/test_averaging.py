@@ -17,7 +17,7 @@ def state(seed: int, dtype=torch.float64) -> dict[str, torch.Tensor]:
     }
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 99), st.floats(0.01, 1e4)), min_size=1, max_size=8))
 def test_equals_the_formula(items):
     states = [state(seed) for seed, _ in items]

@@ -71,7 +71,7 @@ def test_vgg11_as_torchvision_builds_it(make) -> None:  # 133 M parameters: shap
 
 @pytest.mark.parametrize("name", SMALL)
 @given(seed=st.integers(0, 2**16))
-@settings(deadline=None, max_examples=5)
+@settings(max_examples=5)
 def test_any_permutation_keeps_the_function(name: str, seed: int) -> None:
     model, x = build(name, seed)
     assert_function_kept(model, x, ChannelGraph.trace(model, (x,)), seed)

@@ -19,7 +19,7 @@ from hfedatm_core.packing import FactorStack, compress, pack, unpack
 
 seeds = st.integers(0, 10_000)
 dims = st.integers(1, 9)
-quick = settings(deadline=None, max_examples=30)
+quick = settings(max_examples=30)
 
 
 def rows_of(seed: int, n: int, d: int) -> torch.Tensor:

@@ -118,7 +118,7 @@ BASE = lenet().state_dict()
 
 @pytest.mark.parametrize("factored", [False, True])
 @pytest.mark.parametrize("solver", ["exact", "sinkhorn"])
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 999), count=st.integers(4, 6))
 def test_permuted_copies_with_their_grams_merge_back(seed, count, solver, factored):
     updates = specialists(count, seed, factored)

@@ -9,7 +9,7 @@ from hfedatm_core import heterogeneous_partition
 
 sizes = st.lists(st.integers(0, 500), min_size=1, max_size=8)
 clients = st.integers(1, 20)
-quick = settings(deadline=None, max_examples=150)
+quick = settings(max_examples=150)
 
 
 @quick

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hfedatm_core import FactorGram, Gram, RegMeanAccumulator, regmean
 
 seeds = st.integers(0, 10_000)
-quick = settings(deadline=None, max_examples=30)
+quick = settings(max_examples=30)
 
 
 def problem(seed: int, models: int = 3, rows: int = 20, d: int = 6, out: int = 4):

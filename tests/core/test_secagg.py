@@ -78,7 +78,7 @@ def test_the_sum_is_exact_up_to_rounding(fixed_point):
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_any_allowed_pattern_of_dropouts_is_recovered(data):
     count = data.draw(st.integers(3, 7))
     threshold = data.draw(st.integers(count // 2 + 1, count))
@@ -284,7 +284,7 @@ def test_thresholds_are_safe():
 
 
 @given(st.binary(min_size=32, max_size=32), st.integers(1, 6), st.integers(0, 4), st.randoms())
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_shamir(secret, threshold, more, random):
     shares = shamir.split(secret, threshold, threshold + more)
     chosen = random.sample(range(1, threshold + more + 1), threshold)

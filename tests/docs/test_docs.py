@@ -214,4 +214,11 @@ def test_the_readme_lists_what_is_built_in() -> None:
     )
     assert len(rows) == 4
     for kind, names in rows:
-        assert set(re.findall(r"`([^`]+)`", names)) <= set(PLUGINS[kinds[kind]])
+        assert sorted(re.findall(r"`([^`]+)`", names)) == sorted(PLUGINS[kinds[kind]])
+
+
+def test_the_architecture_says_where_the_unseen_domain_is_evaluated() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if "evaluates the unseen domain" in line)
+    files = re.findall(r"`([\w/]+\.py)`", row)
+    assert any('record["unseen"] =' in (ROOT / file).read_text(encoding="utf-8") for file in files)

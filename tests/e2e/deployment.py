@@ -7,10 +7,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
+import tomli_w
 
 from hfedatm.deploy import local
 from hfedatm.deploy.processes import Processes
@@ -20,10 +21,19 @@ PATIENCE = 900  # seconds; a busy machine may need them
 
 
 class Deployment:
-    """Two stations with two clients each."""
+    """Two stations with two clients each, whose owners allow built-ins and what a test names."""
 
-    def __init__(self, folder: Path, stations: int = 2, clients: int = 2, **environment: str):
+    def __init__(
+        self,
+        folder: Path,
+        stations: int = 2,
+        clients: int = 2,
+        *,
+        allowed: Sequence[str] = (),
+        **environment: str,
+    ):
         self.folder, self.stations, self.clients = folder / "state", stations, clients
+        self.allowed = allowed
         self.output = folder / "results"
         self.first_port = free_ports(3 + 4 * stations + stations * clients)
         self.environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
@@ -45,7 +55,12 @@ class Deployment:
     def up(self) -> None:
         size = ["--stations", str(self.stations), "--clients", str(self.clients)]
         place = ["--folder", str(self.folder), "--first-port", str(self.first_port)]
-        done = self.hfedatm("up", *size, *place, "--patience", str(PATIENCE))
+        given = []
+        if self.allowed:
+            file = self.output.with_name("policy.toml")
+            file.write_text(tomli_w.dumps({"code": {"allowed": list(self.allowed)}}))
+            given = ["--policy", str(file)]
+        done = self.hfedatm("up", *size, *place, *given, "--patience", str(PATIENCE))
         assert done.returncode == 0, done.stdout + self.logs()
 
     def down(self) -> None:

@@ -41,7 +41,10 @@ def faults(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory, faults):
     made = Deployment(
-        tmp_path_factory.mktemp("deploy"), FAULTS=str(faults), PYTHONPATH=str(PLUGINS)
+        tmp_path_factory.mktemp("deploy"),
+        allowed=["faulty:train"],
+        FAULTS=str(faults),
+        PYTHONPATH=str(PLUGINS),
     )
     try:
         made.up()

@@ -1,9 +1,10 @@
-"""Every site has a folder of its own, named in its node's configuration, and nothing is dealt."""
+"""Every site has a folder of its own, which only its owner names, and nothing is dealt."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import tomli_w
 from deployment import Deployment
 from PIL import Image
 
@@ -28,10 +29,15 @@ def deployment(tmp_path):
     made = Deployment(tmp_path, stations=1, clients=2)
     sites = {f"station-1-client-{n}": write_site(tmp_path / f"site-{n}", f"clinic-{n}", n)
              for n in (1, 2)}  # fmt: skip
+    # One owner names the folder in the node's configuration, the other in the policy, which wins.
+    named = sites | {"station-1-client-2": tmp_path / "nothing"}
     made.layout.nodes = [
-        (machine, above, with_folder(process, sites.get(machine.name)))
+        (machine, above, with_folder(process, named.get(machine.name)))
         for machine, above, process in made.layout.nodes
     ]
+    owner = made.folder / "station-1-client-2/policy.toml"
+    owner.parent.mkdir(parents=True)
+    owner.write_text(tomli_w.dumps({"data": {"folder": str(sites["station-1-client-2"])}}))
     try:
         local.up(made.folder, made.layout, patience=900)
         yield made

@@ -6,8 +6,9 @@ import pytest
 import yaml
 
 from hfedatm.deploy import certificates
-from hfedatm.deploy.compose import FILES, Layout, write_compose, write_secrets
+from hfedatm.deploy.compose import FILES, Layout, write_compose, write_policies, write_secrets
 from hfedatm.errors import UserError
+from hfedatm.trust.policy import Policy
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -90,6 +91,29 @@ def test_one_machines_part(tmp_path):
     assert "server-gateway" not in found["station-2-node"]["depends_on"]
     with pytest.raises(UserError, match="only: got 'station-9'"):
         write_compose(tmp_path, Layout(2, 1, only="station-9"))
+
+
+def test_every_machine_has_the_policy_of_its_owner_and_no_other(tmp_path):
+    layout = Layout(2, 1)
+    write_compose(tmp_path, layout)
+    write_policies(tmp_path / "policies", layout)
+    for name, service in services(tmp_path).items():
+        mounted = [v for v in service["volumes"] if "policy" in v]
+        if name.endswith("-gateway"):
+            assert mounted == []
+            continue
+        machine = name.removesuffix("-node")
+        assert mounted == [f"./policies/{machine}.toml:/policy.toml:ro"]
+        assert Policy.load(tmp_path / f"policies/{machine}.toml").code.allowed == ()
+
+
+def test_a_policy_that_is_there_stays(tmp_path):
+    layout = Layout(1, 1, only="station-1")
+    files = write_policies(tmp_path, layout)
+    assert [f.name for f in files] == ["station-1.toml", "station-1-client-1.toml"]
+    files[1].write_text("[limits]\nepochs = 1\n")
+    assert write_policies(tmp_path, layout) == []
+    assert Policy.load(files[1]).limits.epochs == 1
 
 
 def test_secrets_stay_when_a_station_is_added(tmp_path):

@@ -8,6 +8,8 @@ import pytest
 import yaml
 from flwr.supercore.superexec.executor.kubernetes_executor import KubernetesExecutorConfig
 
+from hfedatm.trust.policy import Policy
+
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "deploy/kubernetes").glob("*.yaml"))
@@ -27,8 +29,21 @@ def test_a_wrong_field_is_found():
 
 
 def test_superexec_accepts_its_configuration():
-    (config,) = [o for o in OBJECTS if o["kind"] == "ConfigMap"]
+    config = config_map("superexec")
     KubernetesExecutorConfig(**yaml.safe_load(config["data"]["executor.yaml"]))
+
+
+def config_map(name):
+    (found,) = [o for o in OBJECTS if (o["kind"], o["metadata"]["name"]) == ("ConfigMap", name)]
+    return found
+
+
+def test_a_run_finds_a_policy_that_can_be_read(tmp_path):
+    (tmp_path / "policy.toml").write_text(config_map("policy")["data"]["policy.toml"])
+    assert Policy.load(tmp_path / "policy.toml").code.allowed == ()
+    pod = yaml.safe_load(config_map("superexec")["data"]["executor.yaml"])
+    (where,) = [entry["value"] for entry in pod["env"] if entry["name"] == "HFEDATM_POLICY"]
+    assert where.removesuffix("/policy.toml") in [m["mountPath"] for m in pod["volume_mounts"]]
 
 
 @pytest.mark.parametrize(

@@ -109,20 +109,65 @@ def test_somebody_who_asks_for_nothing_does_no_harm(node):
     assert message(node)[1] == waiting.pid
 
 
-def test_without_such_a_process_flowers_own_command_does_it(node):
+def test_without_such_a_process_the_command_does_it_itself(node):
     node[1][prefork.PRELOAD] = "a_module_that_is_missing"
     pid, parent, preloaded = message(node)
     assert not preloaded
     assert not workers(node[1])
 
 
-def test_flowers_own_command_answers_where_there_is_no_node():
+def test_the_command_answers_where_there_is_no_node():
     environment = os.environ | {"PATH": f"{prefork.COMMANDS}:{Path(sys.executable).parent}"}
     environment["PATH"] += f":{os.environ['PATH']}"
     done = subprocess.run(
         ["flwr-clientapp", "--help"], env=environment, capture_output=True, text=True, check=True
     )
     assert "Run a Flower ClientApp" in done.stdout
+
+
+LOAD = """
+import sys
+from hfedatm.deploy.installed_app import run_installed_app_only
+from flwr.supernode.runtime import run_clientapp as runtime
+
+if sys.argv[1] == "only":
+    run_installed_app_only()
+runtime.install_from_fab(open(sys.argv[2], "rb").read(), skip_prompt=True)
+load = runtime.get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
+print(type(load("lab/brought", "1.0.0", sys.argv[3])).__name__, sorted(sys.modules)[-1])
+"""
+
+
+@pytest.mark.parametrize("mode", ["any", "only"])
+def test_code_that_a_run_brings_along_is_not_run(mode, tmp_path):
+    """Flower itself imports the app of a run: that is what the node is kept from."""
+    from hashlib import sha256
+
+    from flwr.cli.build import build_fab_from_disk
+
+    app = tmp_path / "app"
+    (app / "client_app").mkdir(parents=True)
+    (app / "client_app/__init__.py").write_text("")
+    marker = tmp_path / "it-ran"
+    (app / "client_app/app.py").write_text(
+        "from flwr.clientapp import ClientApp\n"
+        f"open({str(marker)!r}, 'w').write('x')\napp = ClientApp()\n"
+    )
+    (app / "pyproject.toml").write_text(
+        '[project]\nname = "brought"\nversion = "1.0.0"\nlicense = "Apache-2.0"\n'
+        'description = "x"\n[tool.flwr.app]\npublisher = "lab"\n'
+        '[tool.flwr.app.components]\nserverapp = "client_app.app:app"\n'
+        'clientapp = "client_app.app:app"\n'
+    )
+    fab = build_fab_from_disk(app)
+    (tmp_path / "app.fab").write_bytes(fab)
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, mode, str(tmp_path / "app.fab"), sha256(fab).hexdigest()],
+        env=os.environ | {"FLWR_HOME": str(tmp_path / "home"), "HFEDATM_APP": "client_app.app:app"},
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert "ClientApp" in done.stdout, done.stderr
+    assert marker.exists() == (mode == "any")
 
 
 def test_the_command_can_be_run_as_it_is_installed():

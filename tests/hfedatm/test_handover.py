@@ -10,7 +10,7 @@ from hfedatm.deploy.flower import FlowerError
 from hfedatm.handover.service import do, hand_over, serve
 from hfedatm.handover.spool import HandoverError, Spool
 
-QUICK = {"poll": 0.01, "start_timeout": 5.0}
+QUICK = {"poll": 0.01, "start_timeout": 120.0}
 
 
 def content(number):

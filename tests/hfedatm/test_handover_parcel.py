@@ -5,7 +5,8 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.task_identity import TaskIdentity
 
 from hfedatm.handover import parcel
-from hfedatm.records import BadReply, open_reply
+from hfedatm.records import BadReply
+from hfedatm.wire import open_reply
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +76,7 @@ def test_who_is_asked_without_answers_without():
 def test_a_reply_that_cannot_be_read_is_a_failure_of_its_node(given):
     reply = parcel.opened(Message(given, reply_to=message(content())))
     with pytest.raises(BadReply, match="the message cannot be read"):
-        open_reply(reply, max_mb=1)
+        open_reply(reply, 10**6)
 
 
 def test_a_request_that_cannot_be_read_is_answered_with_the_reason():

@@ -14,15 +14,21 @@ from hfedatm.cli.main import typer_app
 from hfedatm.settings import keys, load_presets
 
 COMMANDS = typer.main.get_command(typer_app).commands
+NESTED = {
+    f"{name} {below}": command
+    for name, group in COMMANDS.items()
+    for below, command in getattr(group, "commands", {}).items()
+}
+EXPLAINED = {name: c for name, c in COMMANDS.items() if not hasattr(c, "commands")} | NESTED
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", EXPLAINED)
 def test_help_explains_every_argument_and_gives_an_example(name):
-    shown = CliRunner().invoke(typer_app, [name, "--help"], env={"COLUMNS": "300"})
+    shown = CliRunner().invoke(typer_app, [*name.split(), "--help"], env={"COLUMNS": "300"})
     assert shown.exit_code == 0
     assert "For example:" in shown.output
     assert f"hfedatm {name}" in shown.output.split("For example:")[1]
-    for parameter in COMMANDS[name].params:
+    for parameter in EXPLAINED[name].params:
         assert parameter.help, f"{name}: {parameter.name} has no help"
         assert parameter.help in shown.output  # click and typer must agree on where it is kept
 

@@ -213,7 +213,8 @@ def test_a_model_that_changed_since_cannot_be_resumed(fails, spoilt):
     config = json.loads((folder / "config.json").read_text())
     config["settings"] |= {"model-params": "width=5", "rounds": 2}
     (folder / "config.json").write_text(json.dumps(config))
-    assert "does not fit the model" in fails("run", f"resume={folder}")
+    named = [f"{key}={config['settings'][key]}" for key in ("dataset", "model")]
+    assert "does not fit the model" in fails("run", f"resume={folder}", *named)
 
 
 # --- folders of data

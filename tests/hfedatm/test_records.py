@@ -1,25 +1,20 @@
 """What travels: the way there and back, and failures that say where."""
 
-import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from helpers import small_settings
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from hfedatm.handling import reply_with_failure
 from hfedatm.records import (
+    MOST_FAILURES,
     BadReply,
+    BadTask,
     Failure,
     Task,
     failures_to_record,
     find_record,
     grams_to_record,
     layers_to_record,
-    open_metrics,
-    open_reply,
-    open_state,
     record_to_failures,
     record_to_grams,
     record_to_layers,
@@ -74,89 +69,96 @@ def test_layers_and_failures_there_and_back():
     assert record_to_failures(ConfigRecord()) == []
 
 
-def message():
-    return Message(RecordDict(), 1, "train")
+def test_a_long_list_of_failures_is_cut_and_says_so():
+    listed = [Failure(f"client {n}", "x" * 1000 + "\x1b[2J\n") for n in range(100)]
+    found = record_to_failures(failures_to_record(listed))
+    assert len(found) == MOST_FAILURES + 1
+    assert found[-1].reason == "36 more failures are not listed"
+    assert max(len(f.reason) for f in found) <= 200
 
 
-def test_a_failure_says_what_and_where():
-    def broken():
-        raise KeyError("weights")
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"nodes": ["a"], "reasons": [b"x"]},
+        {"nodes": [1], "reasons": ["x"]},
+        {"nodes": ["a"], "reasons": []},
+        {"nodes": "a", "reasons": "b"},
+        {"nodes": [], "reasons": [], "total": -1},
+        {"nodes": [], "reasons": [], "total": 2**40},
+        {"nodes": [], "reasons": [], "total": 1.5},
+    ],
+    ids=range(7),
+)
+def test_failures_that_are_no_text_are_refused(record):
+    with pytest.raises(BadReply, match="failures: "):
+        record_to_failures(ConfigRecord(record))
 
-    try:
-        broken()
-    except KeyError as error:
-        reply = reply_with_failure(message(), error)
-    with pytest.raises(BadReply, match=r"KeyError: 'weights' \(broken, test_records.py:\d+\)"):
-        open_reply(reply, max_mb=1)
+
+SETTINGS = small_settings()
 
 
-def test_an_endless_message_is_cut():
-    reply = reply_with_failure(message(), ValueError("x" * 10**6))
-    assert len(reply.content["failure"]["reason"]) == 4000
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": "../../etc"},
+        {"run": ".hidden"},
+        {"run": "a/b"},
+        {"run": "a" * 101},
+        {"run": ""},
+        {"run": "run\n"},
+        {"run": 5},
+        {"client": 10**12},
+        {"client": -2},
+        {"client": "../x"},
+        {"client": True},
+        {"station": 1.0},
+        {"round": -1},
+        {"round": 2**63 - 1},
+        {"station_round": [1]},
+        {"kind": "exec"},
+        {"send_grams": 1},
+        {"settings": "{}" + " " * 10**6},
+        {"settings": "[" * 90_000},
+        {"settings": b"{}"},
+        {"settings": "{}x"},
+        {"extra": 1},
+        {"kind": None},
+    ],
+    ids=str,
+)
+def test_a_task_with_an_odd_field_is_refused(change):
+    record = dict(Task("train", SETTINGS, 3).to_record()) | change
+    record = {key: value for key, value in record.items() if value is not None}
+    with pytest.raises(ValueError, match="task|settings|Settings"):
+        Task.from_record(ConfigRecord(record))
 
 
-def test_flowers_own_errors_are_passed_on():
-    with pytest.raises(BadReply, match="gone"):
-        open_reply(Message(Error(3, "gone"), reply_to=message()), max_mb=1)
-    with pytest.raises(BadReply, match="Flower error 3"):
-        open_reply(Message(Error(3), reply_to=message()), max_mb=1)
+@pytest.mark.parametrize("record", [None, ArrayRecord(), "task"], ids=str)
+def test_a_message_without_a_task_is_refused(record):
+    with pytest.raises(BadTask, match="no task"):
+        Task.from_record(record)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"names": ["a"], "widths": []},
+        {"names": ["a"], "widths": [0]},
+        {"names": ["a"], "widths": [2**40]},
+        {"names": ["a", "a"], "widths": [1, 1]},
+        {"names": "a", "widths": [1]},
+        {"names": [1], "widths": [1]},
+        {"names": ["a"], "widths": [1.0]},
+    ],
+    ids=range(8),
+)
+def test_layers_without_a_name_or_a_width_are_refused(record):
+    with pytest.raises(BadTask, match="layers: "):
+        record_to_layers(ConfigRecord(record))
 
 
 def test_a_record_of_another_kind_is_as_good_as_none():
-    content = RecordDict({"model": ConfigRecord({"a": 1}), "metrics": ArrayRecord()})
+    content = RecordDict({"model": ConfigRecord({"a": 1})})
     assert find_record(content, "model", ArrayRecord) is None
-    with pytest.raises(BadReply, match="no 'model' arrays"):
-        open_state(content, {})
-    with pytest.raises(BadReply, match="no 'metrics'"):
-        open_metrics(content)
-
-
-REFERENCE = {"w": torch.zeros(2, 3), "n": torch.tensor(0)}
-
-
-@given(st.binary(max_size=200), st.sampled_from(["float32", "int64", "object", "<U3", "nonsense"]))
-@settings(max_examples=100, deadline=None)
-def test_whatever_bytes_arrive_only_bad_reply_is_raised(data, dtype):
-    arrays = {"w": Array(dtype, (2, 3), "numpy.ndarray", data), "n": Array(np.array(1))}
-    with pytest.raises(BadReply):
-        open_state(RecordDict({"model": ArrayRecord(arrays)}), REFERENCE)
-
-
-def test_an_object_array_is_never_unpickled(tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return (open, (str(tmp_path / "owned"), "w"))
-
-    path = tmp_path / "evil.npy"
-    np.save(path, np.array([Evil()], dtype=object), allow_pickle=True)
-    (tmp_path / "owned").unlink(missing_ok=True)
-    arrays = {"w": Array("object", (1,), "numpy.ndarray", path.read_bytes())}
-    with pytest.raises(BadReply, match="w cannot be read"):
-        open_state(RecordDict({"model": ArrayRecord(arrays)}), {"w": torch.zeros(1)})
-    assert not (tmp_path / "owned").exists()
-
-
-def test_a_shape_that_lies_is_refused():
-    array = Array(np.zeros((2, 3), np.float32))
-    array.shape = (6,)
-    content = RecordDict({"model": ArrayRecord({"w": array, "n": Array(np.array(1))})})
-    with pytest.raises(BadReply, match="w cannot be read: says shape"):
-        open_state(content, REFERENCE)
-
-
-@given(
-    st.one_of(
-        st.integers(-(10**18), 10**18),
-        st.floats(allow_nan=True, allow_infinity=True),
-        st.lists(st.integers(0, 5), max_size=2),
-    )
-)
-@settings(max_examples=200, deadline=None)
-def test_a_count_is_a_positive_whole_number_of_plausible_size(count):
-    content = RecordDict({"metrics": MetricRecord({"num-examples": count})})
-    plausible = isinstance(count, int | float) and 0 < count <= 1e12 and count == int(count)
-    if plausible:
-        assert open_metrics(content)["num-examples"] == count
-    else:
-        with pytest.raises(BadReply):
-            open_metrics(content)

@@ -18,6 +18,7 @@ from hfedatm.errors import UserError
 from hfedatm.reproduce import runner, tables
 from hfedatm.reproduce.cells import Cell, Store
 from hfedatm.reproduce.results import overhead, panels, paper_values, per_round
+from hfedatm.reproduce.runfile import append_run
 from hfedatm.reproduce.statistics import estimate, paired_p, significant
 from hfedatm.reproduce.typeset import entry_text, latex, markdown, picture
 
@@ -41,13 +42,18 @@ def finished(store: Store, cell: Cell, unseen: float, best: float | None = None)
         "round": 1, "seconds": 4.0, "gram_seconds": 0.5, "merge_seconds": 0.5,
         "bytes_up": {"clients": 2000, "stations": 1000},
     }  # fmt: skip
-    store.cells.mkdir(parents=True, exist_ok=True)
-    (store.cells / f"{cell.key}.json").write_text(json.dumps({
+    append_run(store.file, {
+        "key": cell.key,
         "settings": cell.settings,
         "last": {"unseen_accuracy": unseen},
         "best_by_source": {"unseen_accuracy": unseen if best is None else best},
         "rounds": [record, {**record, "round": 2, "seconds": 6.0}],
-    }))  # fmt: skip
+    })  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return Store.of("ablation-digits", tmp_path)
 
 
 # --- cells
@@ -65,55 +71,77 @@ def test_a_preset_and_its_settings_spelt_out_are_the_same_cell():
     assert Cell.of({"preset": "demo"}).key == Cell.of({"dataset": "digits", "lr": 0.05}).key
 
 
-def test_a_cell_made_under_other_defaults_does_not_count(tmp_path):
-    store, cell = Store(tmp_path), Cell.of(TINY)
+def test_a_cell_made_under_other_defaults_does_not_count(store):
+    cell = Cell.of(TINY)
     finished(store, cell, 0.5)
-    assert store.load(cell) is not None
-    path = store.cells / f"{cell.key}.json"
-    path.write_text(path.read_text().replace('"alpha": 0.75', '"alpha": 0.5'))
-    assert store.load(cell) is None
+    assert cell in store.finished([cell])
+    store.file.write_text(store.file.read_text().replace('"alpha":0.75', '"alpha":0.5'))
+    assert store.finished([cell]) == {}
+    finished(store, cell, 0.25)  # run again, it stands beside the old one
+    assert store.finished([cell])[cell]["last"]["unseen_accuracy"] == 0.25
 
 
-def test_a_setting_that_did_not_exist_yet_does_not_make_a_cell_run_again(tmp_path):
-    store, cell = Store(tmp_path), Cell.of(TINY)
+def test_a_setting_that_did_not_exist_yet_does_not_make_a_cell_run_again(store):
+    cell = Cell.of(TINY)
     finished(store, cell, 0.5)
-    path = store.cells / f"{cell.key}.json"
-    result = json.loads(path.read_text())
+    result = json.loads(store.file.read_text())
     del result["settings"]["station-start"]
-    path.write_text(json.dumps(result))
-    assert store.load(cell) is not None
+    store.file.write_text(json.dumps(result) + "\n")
+    assert cell in store.finished([cell])
+
+
+def test_a_cell_that_another_table_has_run_is_not_run_again(store, tmp_path):
+    cell = Cell.of(TINY)
+    finished(store, cell, 0.5)
+    assert cell in Store.of("hfl-digits", tmp_path).finished([cell])
+
+
+def test_two_rows_with_the_same_settings_share_a_cell(store):
+    named, spelt = Cell.of({"preset": "demo"}), Cell.of({"dataset": "digits"})
+    finished(store, named, 0.5)
+    assert store.finished([named, spelt]).keys() == {named, spelt}
 
 
 # --- running, stopping, going on
 
 
-def test_finished_cells_are_never_run_again(tmp_path, monkeypatch):
+def test_finished_cells_are_never_run_again(store):
     made = ablation()
     for cell in made.cells()[1:]:
-        finished(Store(tmp_path), cell, 0.5)
-    outcome = runner.run_cells(made.cells(), tmp_path, 1, Console(quiet=True))
+        finished(store, cell, 0.5)
+    outcome = runner.run_cells(made.cells(), store, 1, Console(quiet=True))
     assert (outcome.finished, outcome.failed) == (1, {})
-    assert Store(tmp_path).load(made.cells()[0]) is not None
-    assert not any((tmp_path / "unfinished").iterdir())
-    assert runner.run_cells(made.cells(), tmp_path, 1, Console(quiet=True)).finished == 0
+    assert made.cells()[0] in store.finished(made.cells())
+    assert not any(store.work.iterdir())
+    assert runner.run_cells(made.cells(), store, 1, Console(quiet=True)).finished == 0
 
 
-def test_a_result_holds_no_path_of_this_machine(tmp_path):
+def test_a_cell_that_another_process_finished_meanwhile_is_not_run_again(store, monkeypatch):
+    cell = Cell.of(TINY)
+    finished(store, cell, 0.5)
+    monkeypatch.setattr("hfedatm.runtime.local.run_locally", None)  # running it would raise
+    assert store.run(cell)["last"]["unseen_accuracy"] == 0.5
+    assert not any(store.work.iterdir())
+
+
+def test_a_result_holds_no_path_of_this_machine_and_what_plots_need(store, tmp_path):
     cell = Cell.of({**TINY, "server-rule": "avg", "data-dir": str(tmp_path / "nowhere")})
-    Store(tmp_path).run(cell)
-    text = (tmp_path / "cells" / f"{cell.key}.json").read_text()
+    store.run(cell)
+    text = store.file.read_text()
+    (record,) = json.loads(text)["rounds"]
+    assert record["unseen"]["accuracy"] >= 0
+    assert record["source"].keys() == {"accuracy", "loss", "domains"}
     assert str(tmp_path) not in text
     assert os.path.expanduser("~") not in text
 
 
-def test_a_cell_that_fails_is_named_and_the_others_go_on(tmp_path):
+def test_a_cell_that_fails_is_named_and_the_others_go_on(store):
     good = Cell.of({**TINY, "server-rule": "avg"})
     bad = Cell.of({**TINY, "target-domain": "90"})
-    outcome = runner.run_cells([bad, good], tmp_path, 1, Console(quiet=True))
+    outcome = runner.run_cells([bad, good], store, 1, Console(quiet=True))
     assert list(outcome.failed) == [bad]
     assert "target-domain" in outcome.failed[bad]
-    assert Store(tmp_path).load(good) is not None
-    assert Store(tmp_path).load(bad) is None
+    assert store.finished([good, bad]).keys() == {good}
 
 
 @pytest.mark.slow
@@ -140,7 +168,7 @@ def test_a_killed_table_goes_on_from_the_last_round_of_its_unfinished_cell(tmp_p
     stopped = log.read_text()
     saved = tmp_path / "log"
     os.link(log, saved)
-    result = Store(tmp_path).run(cell)
+    result = Store.of("ablation-digits", tmp_path).run(cell)
     again = saved.read_text().removeprefix(stopped)
     assert 1 <= done < 30
     assert "resuming after round" in again
@@ -228,7 +256,7 @@ def test_rows_can_be_chosen_and_their_cells_stay_the_same():
 
 
 @pytest.fixture
-def table(tmp_path):
+def table(store):
     """An ablation of two targets and four seeds in which HFedATM is about 10 points better."""
     made = ablation(seeds=(0, 1, 2, 3), targets=("0", "45"))
     for number, row in enumerate(made.rows):
@@ -236,12 +264,12 @@ def table(tmp_path):
             for seed in made.seeds:
                 value = 0.5 + 0.01 * seed + (0.1 + 0.002 * seed) * (row == "HFedATM")
                 cell = made.cell(row, "λ = 0", target, seed)
-                finished(Store(tmp_path), cell, value + 0.001 * number * (target == "0"), value / 2)
+                finished(store, cell, value + 0.001 * number * (target == "0"), value / 2)
     return made
 
 
-def test_table_shows_mean_error_significance_and_both_selections(table, tmp_path):
-    last, best = panels(table, tmp_path)
+def test_table_shows_mean_error_significance_and_both_selections(table, store):
+    last, best = panels(table, store)
     entry = last.rows["HFedATM"]["λ = 0", "45"]
     assert entry.estimate.mean == pytest.approx(100 * (0.5 + 0.015 + 0.1 + 0.003))
     assert entry.marked
@@ -252,28 +280,28 @@ def test_table_shows_mean_error_significance_and_both_selections(table, tmp_path
     assert "61.8 ± 0.8*" in text
 
 
-def test_missing_cells_leave_a_dash_and_the_rest_stands(table, tmp_path):
-    for seed in table.seeds:
-        cell = table.cell("HFedATM", "λ = 0", "45", seed)
-        (tmp_path / "cells" / f"{cell.key}.json").unlink()
-    row = panels(table, tmp_path)[0].rows["HFedATM"]
+def test_missing_cells_leave_a_dash_and_the_rest_stands(table, store):
+    lost = {table.cell("HFedATM", "λ = 0", "45", seed).key for seed in table.seeds}
+    lines = store.file.read_text().splitlines(keepends=True)
+    store.file.write_text("".join(x for x in lines if json.loads(x)["key"] not in lost))
+    row = panels(table, store)[0].rows["HFedATM"]
     assert entry_text(row["λ = 0", "45"]) == "–"
     assert entry_text(row["λ = 0", "mean"]) == "–"
     assert row["λ = 0", "0"].estimate.count == 4
 
 
-def test_published_figures_stand_beside_ours_only_where_they_are_known(table, tmp_path):
+def test_published_figures_stand_beside_ours_only_where_they_are_known(table, store, tmp_path):
     file = tmp_path / "paper.yaml"
     file.write_text("ablation: {digits: {HFedATM: {'λ = 0': {'45': 60.0}}}}")
     paper = paper_values(file, table, "digits")
-    rows = panels(table, tmp_path, paper)[0].rows
+    rows = panels(table, store, paper)[0].rows
     assert entry_text(rows["HFedATM"]["λ = 0", "45"]) == "61.8 ± 0.8* (paper 60.0, +1.8)"
     assert "paper" not in entry_text(rows["Avg"]["λ = 0", "45"])
     assert paper_values(tmp_path / "absent.yaml", table, "digits") == {}
 
 
-def test_latex_and_picture(table, tmp_path):
-    found = panels(table, tmp_path)
+def test_latex_and_picture(table, store, tmp_path):
+    found = panels(table, store)
     text = latex(table, found)
     assert text.count(r"\begin{tabular}") == 2
     assert r"61.8 $\pm$ 0.8*" in text
@@ -282,8 +310,8 @@ def test_latex_and_picture(table, tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_measures_of_time_and_bytes(table, tmp_path):
-    cell = Store(tmp_path).load(table.cells()[0])
+def test_measures_of_time_and_bytes(table, store):
+    cell = store.finished(table.cells())[table.cells()[0]]
     assert per_round("seconds")(cell) == 5.0
     assert per_round("bytes_up", "clients", scale=1e-3)(cell) == 2.0
     assert per_round("absent")(cell) is None
@@ -308,7 +336,7 @@ def test_command_prints_and_writes_what_the_finished_cells_give(table, tmp_path)
 def test_data_that_is_not_there_is_said_once_before_any_run(tmp_path, capsys):
     cells = tables.make("ablation", "pacs", {"data-dir": str(tmp_path)}, [0, 1], None, None).cells()
     with pytest.raises(UserError, match="^dataset: PACS") as caught:
-        runner.run_cells(cells, tmp_path / "out", 1, Console())
+        runner.run_cells(cells, Store.of("ablation-pacs", tmp_path / "out"), 1, Console())
     assert str(caught.value).count("PACS is not") == 1
     assert "FAILED" not in capsys.readouterr().out
     assert not (tmp_path / "out").exists()

@@ -222,12 +222,12 @@ class TestInProcessGrid:
 
         def app(message, context):
             if context.node_id == 1:
-                release.wait(20)
+                release.wait()
             return Message(text("done"), reply_to=message)
 
-        started = time.monotonic()
-        late, fine = InProcessGrid(app, [1, 2]).send_and_receive(to(1, 2), timeout=0.1)
-        assert time.monotonic() - started < 10
+        grid = InProcessGrid(app, [1, 2])
+        [late] = grid.send_and_receive(to(1), timeout=0.1)
+        [fine] = grid.send_and_receive(to(2), timeout=300)  # the first is still at work
         release.set()
         assert late.error.reason == "no reply within 0.1 s"
         assert said(fine) == "done"
@@ -278,13 +278,14 @@ class TestLocalStationsGrid:
 
     def test_no_more_work_at_a_time_than_there_are_places(self):
         lock, now, most = threading.Lock(), 0, 0
+        together = threading.Barrier(3)  # none is done before three are at work
 
         def run_station(grid, content):
             nonlocal now, most
             with lock:
                 now += 1
                 most = max(most, now)
-            time.sleep(0.02)
+            together.wait(60)
             with lock:
                 now -= 1
             return text("done")
@@ -294,8 +295,13 @@ class TestLocalStationsGrid:
         assert most == 3
 
     def test_each_station_gets_its_own_grid_and_replies_are_in_order(self):
+        last_is_done = threading.Event()
+
         def run_station(grid, content):
-            time.sleep(0.05 if grid == "grid 0" else 0)
+            if grid == "grid 0":
+                assert last_is_done.wait(60)
+            if grid == "grid 2":
+                last_is_done.set()
             return text(grid)
 
         grid = LocalStationsGrid(run_station, {s: f"grid {s}" for s in range(3)})

@@ -207,7 +207,7 @@ class TestPyproject:
         }
     )
 )
-@hypothesis_settings(max_examples=30, deadline=None)
+@hypothesis_settings(max_examples=30)
 def test_settings_survive_the_way_to_a_node_and_the_disk(given):
     made = resolve(given)
     assert Task.from_record(Task("train", made, round=1).to_record()).settings == made

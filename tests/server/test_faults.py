@@ -1,7 +1,9 @@
 """Clients and stations that fail: left out, named with their error, and the run goes on."""
 
+import contextlib
 import math
 import threading
+from queue import Empty, SimpleQueue
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from helpers import (
     small_settings,
 )
 
+import hfedatm.runtime.in_process as in_process
 import hfedatm.runtime.local as local
 from client_app.methods.base import Method
 from hfedatm.errors import UserError
@@ -201,13 +204,26 @@ def test_what_a_failing_client_sent_has_no_influence(tmp_path, sabotage):
     assert_same_model(one, other)
 
 
-def test_a_late_client_is_left_out(tmp_path, sabotage):
-    end = threading.Event()
+def test_a_late_client_is_left_out(tmp_path, sabotage, monkeypatch):
+    began, end = threading.Event(), threading.Event()
 
     def late(message, reply):
-        end.wait(60)
+        began.set()
+        end.wait()
         return reply
 
+    class Answers(SimpleQueue):
+        """The time is up when the late client is at it, and never for another."""
+
+        def get(self, timeout):
+            assert timeout == 3
+            while not began.is_set():
+                with contextlib.suppress(Empty):
+                    return super().get(timeout=0.01)
+            began.clear()
+            raise Empty
+
+    monkeypatch.setattr(in_process, "SimpleQueue", Answers)
     sabotage(late)
     folder = run_small(tmp_path, rounds=1, station_rounds=1, client_timeout=3)
     end.set()
@@ -221,9 +237,9 @@ def test_a_reply_that_is_too_large_is_dropped(tmp_path, sabotage):
         return Message(RecordDict({**reply.content, "junk": extra}), reply_to=message)
 
     sabotage(large)
-    folder = run_small(tmp_path, rounds=1, station_rounds=1, max_reply_mb=1)
+    folder = run_small(tmp_path, rounds=1, station_rounds=1)
     [failure] = failures_of(folder)
-    assert "reply of 1.6 MB is larger than max-reply-mb = 1" in failure["reason"]
+    assert "reply of 1.6 MB is larger than the 0.3 MB that one of this model" in failure["reason"]
 
 
 def test_a_client_that_fails_before_the_round_is_left_out_of_the_average(tmp_path, sabotage):

@@ -46,7 +46,7 @@ def merge(*updates: Update) -> float:
     return float(merged.state["w"][0])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(means, deviations, means, deviations)
 def test_distance_is_symmetric_not_negative_and_zero_for_equal_gaussians(m1, s1, m2, s2):
     one, other = moments(m1, s1), moments(m2, s2)

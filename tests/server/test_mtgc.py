@@ -131,7 +131,7 @@ def test_a_step_follows_gradient_plus_both_corrections():
     assert method.metrics() == {"steps": 1}
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     lr=st.floats(1e-4, 1.0),
     momentum=st.floats(0.0, 0.95),

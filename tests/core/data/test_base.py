@@ -61,7 +61,7 @@ def test_float_images_stay_as_they_are():
     assert torch.equal(inputs, pixels)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(size=st.integers(0, 40), batch_size=st.integers(1, 12), drop=st.booleans())
 def test_a_shuffled_pass_sees_every_example_once(size, batch_size, drop):
     domain = image_domain(size)

@@ -92,7 +92,7 @@ def test_processes_that_ask_at_once_make_it_once(tmp_path, own_cache):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(30)
+        worker.join()
     assert [worker.exitcode for worker in workers] == [0] * 4
     assert (tmp_path / "log").read_text() == "x"
 

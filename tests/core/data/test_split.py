@@ -16,7 +16,7 @@ def make(**sizes):
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(40, 90), min_size=1, max_size=5),
     clients=st.integers(1, 12),
@@ -76,7 +76,7 @@ def test_mixed_order_spreads_them():
     assert [{n for c in s for n in shares[c]} for s in stations] == [{"a", "b", "c"}] * 2
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     stations=st.integers(1, 5), size=st.integers(1, 4), mode=st.sampled_from(["domain", "mixed"])
 )
@@ -94,7 +94,7 @@ def test_stations_must_divide_the_clients():
         station_order([{}], 1, "random")
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     targets=st.lists(st.integers(0, 4), min_size=0, max_size=80),
     fraction=st.floats(0, 0.9),

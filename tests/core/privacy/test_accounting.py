@@ -34,7 +34,7 @@ def test_known_values_of_the_analytic_gaussian_mechanism():
 
 
 @given(st.floats(0.01, 20), st.floats(1e-9, 1e-2))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_epsilon_inverts_delta(mu, delta):
     epsilon = gaussian_epsilon(mu, delta)
     if epsilon > 0:
@@ -66,7 +66,7 @@ def test_calibrated_sigma_agrees_with_the_closed_form(epsilon, releases):
 
 
 @given(spends)
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_composition_does_not_depend_on_the_order(items):
     results = set()
     for order in itertools.islice(itertools.permutations(items), 6):
@@ -75,7 +75,7 @@ def test_composition_does_not_depend_on_the_order(items):
 
 
 @given(spends, spends)
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_a_saved_ledger_resumes_exactly(before, after):
     straight = Ledger().spend_history(before).spend_history(after)
     saved = json.loads(json.dumps(Ledger().spend_history(before).to_dict()))
@@ -85,7 +85,7 @@ def test_a_saved_ledger_resumes_exactly(before, after):
 
 
 @given(spends)
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_every_release_costs(items):
     spent = [0.0]
     ledger = Ledger()

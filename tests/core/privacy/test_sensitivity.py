@@ -37,7 +37,7 @@ def triangle_distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 @given(examples, examples, bounds)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_example_level(data, other, c):
     rows = torch.from_numpy(data)
     bound = sensitivity("example", c, DIM)
@@ -52,7 +52,7 @@ def test_example_level(data, other, c):
 
 
 @given(examples, examples, bounds)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_client_level(data, other, bound):
     left, right = (clip_frobenius(summed(torch.from_numpy(x)), bound) for x in (data, other))
     assert float(torch.linalg.matrix_norm(left)) <= sensitivity("client", bound, DIM) * SLACK
@@ -61,7 +61,7 @@ def test_client_level(data, other, bound):
 
 
 @given(examples, examples, bounds, st.sampled_from([None, 1, 2]))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_spectral_clip_needs_the_root_of_the_rank(data, other, bound, rank):
     left, right = (clip_spectral(summed(torch.from_numpy(x)), bound, rank) for x in (data, other))
     assert float(torch.linalg.matrix_norm(left, 2)) <= bound * SLACK
@@ -85,7 +85,7 @@ def test_the_bounds_are_reached():
 
 
 @given(examples, bounds)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_clipping_leaves_small_grams_alone_and_keeps_directions(data, bound):
     gram = summed(torch.from_numpy(data))
     norm = float(torch.linalg.matrix_norm(gram))

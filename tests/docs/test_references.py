@@ -1,0 +1,24 @@
+"""Every client method and server rule says which publication it follows."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = [
+    file
+    for folder in ("client_app/methods", "server_app/rules")
+    for file in sorted((ROOT / folder).glob("[a-z]*.py"))
+    if file.stem != "base"
+]
+PUBLICATION = re.compile(
+    r"arXiv:\d{4}\.\d{4,5}\b|https://doi\.org/10\.\S+|https://openreview\.net/forum\?id=\S+"
+)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_docstring_names_a_publication(file: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    assert PUBLICATION.search(docstring), f"{file} names no arXiv id, DOI or OpenReview page"
