@@ -54,6 +54,8 @@ class RoundKeeper:
         log.info(round_line(record, settings))
         for failure in record["failures"]:
             log.warning("  left out: %s: %s", failure["node"], failure["reason"])
+        for cut in record["cuts"]:
+            log.warning("  cut back: %s: %s", cut["node"], cut["reason"])
 
     def finish(self) -> dict[str, Any]:
         """Write and say the outcome; a run in which no round changed the model has failed."""

@@ -1,1 +1,1 @@
-"""One liar moves little: bounds on what an update may change, and rules that choose among updates."""
+"""One liar moves little: bounds on what an update may change, and rules to choose among updates."""

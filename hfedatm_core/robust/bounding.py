@@ -8,7 +8,8 @@ the usual move of tensor ``t`` are medians over the updates,
 A claim counts up to ``b n``. A tensor moves up to ``c d_t``, and less for whoever claims more than
 is usual, because ``n_k`` times the move is what pulls the mean:
 
-    n_k ← min(n_k, b n),        x_kt ← r_t + min(1, c d_t min(1, n / n_k) / ‖x_kt − r_t‖) (x_kt − r_t) .
+    n_k ← min(n_k, b n),        c_k = c min(1, √(n / n_k)),
+    x_kt ← r_t + min(1, c_k d_t / ‖x_kt − r_t‖) (x_kt − r_t) .
 
 A Gram is multiplied by ``min(1, c s / s_k)``. Its size ``s_k`` is its trace, or its Frobenius norm
 where that is larger, as it is in no mean of ``x xᵀ``. What lies within the bounds passes as it is,
@@ -16,7 +17,7 @@ to the last bit.
 
 One update is nobody's outlier and passes. Of two neither is usual: the smaller claim and the
 smaller Gram are taken for it, which only shifts weight between the two, and the norm of the
-received tensor has the third vote on how far a tensor may move.
+received tensor has the third vote on how far a tensor may move, ``c_k = c``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from hfedatm_core.averaging import State
@@ -72,7 +72,7 @@ class Cut:
     name: str
     what: str
     factor: float
-    """What the worst part of the update was multiplied by."""
+    """What the worst part of the update was multiplied by; 0 if the update was left out."""
 
 
 # --- what is measured
@@ -85,7 +85,12 @@ def measure(update: Update, start: State) -> Sizes:
     return Sizes(
         counts,
         {name: distance(value, start[name]) for name, value in update.state.items()},
-        {n: size for ns, g in distinct(update.grams).items() for size in [gram_size(g)] for n in ns},
+        {
+            n: size
+            for ns, g in distinct(update.grams).items()
+            for size in [gram_size(g)]
+            for n in ns
+        },
     )
 
 
@@ -141,13 +146,13 @@ class Factors:
 NOTHING = Factors({}, {}, {})
 
 
-def factors(own: Sizes, common: Sizes | None, bounds: Bounds) -> Factors:
-    """Return what an update of these sizes is multiplied by."""
+def factors(own: Sizes, common: Sizes | None, bounds: Bounds, many: bool = True) -> Factors:
+    """Return what an update of these sizes is multiplied by; ``many`` is more than two."""
     if common is None:
         return NOTHING
     counts = _above(own.counts, common.counts, bounds.claims)
     claim = own.counts["num-examples"] * counts.get("num-examples", 1.0)
-    pull = min(1.0, common.counts["num-examples"] / claim) if bounds.claims else 1.0
+    pull = min(1.0, common.counts["num-examples"] / claim) ** 0.5 if many else 1.0
     return Factors(
         counts,
         _above(own.moves, common.moves, bounds.factor * pull),
@@ -226,7 +231,8 @@ def explain(name: str, given: Factors) -> Cut | None:
             worst = min(cut_ones, key=lambda key: cut_ones[key])
             more = f" and {len(cut_ones) - 1} more" if len(cut_ones) > 1 else ""
             parts.append(f"{what} {worst} {_times(cut_ones[worst])}{more}")
-    return Cut(name, "cut back: " + ", ".join(parts), given.least)
+    # Nothing of what stays in is multiplied by 0 as a whole, which is the mark of who is left out.
+    return Cut(name, ", ".join(parts), max(given.least, 1e-300))
 
 
 def _times(factor: float) -> str:

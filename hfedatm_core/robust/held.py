@@ -60,11 +60,11 @@ class HeldUpdates:
     folder
         Where the temporary file is made; default is the system's folder for such files.
     memory
-        Bytes of updates kept in memory.
+        Bytes of updates kept in memory; `MEMORY` unless given.
     """
 
-    def __init__(self, folder: str | Path | None = None, memory: int = MEMORY) -> None:
-        self._folder, self._memory = folder, memory
+    def __init__(self, folder: str | Path | None = None, memory: int | None = None) -> None:
+        self._folder, self._memory = folder, MEMORY if memory is None else memory
         self._entries: list[Update | _Filed] = []
         self._file: BinaryIO | None = None
         self._end = 0

@@ -130,7 +130,7 @@ class BoundedUpdates:
         found = []
         for place, (name, given) in enumerate(zip(self._names, self._factors, strict=True)):
             if place in self._outside:
-                found.append(Cut(name, f"left out: {self._outside[place]}", 0.0))
+                found.append(Cut(name, self._outside[place], 0.0))
             elif entry := explain(name, given):
                 found.append(entry)
         return found
@@ -147,7 +147,8 @@ class BoundedUpdates:
 
     @cached_property
     def _factors(self) -> list[Factors]:
-        return [factors(own, self._usual, self.bounds) for own in self._sizes]
+        many = len(self._sizes) > 2
+        return [factors(own, self._usual, self.bounds, many) for own in self._sizes]
 
     @cached_property
     def _reach(self) -> Reach | None:
@@ -174,7 +175,9 @@ class BoundedUpdates:
         if self._comparable:
             usual = float(self._agreements.median())
             for place in agreement.outsiders(self._agreements, self.bounds.agreement):
-                why = f"agreement {self._agreements[place]:.2f} with the others, usual is {usual:.2f}"
+                why = (
+                    f"agreement {self._agreements[place]:.2f} with the others, usual is {usual:.2f}"
+                )
                 found.setdefault(place, why)
         return dict(list(found.items())[: (count - 1) // 2])
 
@@ -191,10 +194,13 @@ class BoundedUpdates:
         compared = agreement.peers(count)
         total, tensors = torch.zeros(count, len(compared), dtype=torch.float64), 0
         for name, start in self.start.items():
-            lengths = torch.tensor([
-                own.moves[name] * given.moves.get(name, 1.0)
-                for own, given in zip(self._sizes, self._factors, strict=True)
-            ], dtype=torch.float64)
+            lengths = torch.tensor(
+                [
+                    own.moves[name] * given.moves.get(name, 1.0)
+                    for own, given in zip(self._sizes, self._factors, strict=True)
+                ],
+                dtype=torch.float64,
+            )
             # Counters tell nothing of a direction, nor does what hardly anybody moves.
             if not start.is_floating_point() or float(lengths.median()) == 0.0:
                 continue
@@ -206,7 +212,9 @@ class BoundedUpdates:
             total += products
             tensors += 1
         now = agreement.agreements(total / max(1, tensors), compared)
-        before = [self._earlier.get(name, float(a)) for name, a in zip(self._names, now, strict=True)]
+        before = [
+            self._earlier.get(name, float(a)) for name, a in zip(self._names, now, strict=True)
+        ]
         return (now + torch.tensor(before, dtype=torch.float64)) / 2
 
     def _moves(self, name: str, places: list[int]) -> Iterator[Tensor]:

@@ -70,6 +70,10 @@ def ranges(updates: BoundedUpdates, trimmed: int) -> tuple[State, State]:
                 ends[:, part] = ordered[[trimmed, count - 1 - trimmed]]
             else:
                 middle = ordered[[(count - 1) // 2, count // 2]]
-                ends[:, part] = torch.lerp(middle[0], middle[1], 0.5) if  start.is_floating_point() else middle[0]
+                ends[:, part] = (
+                    torch.lerp(middle[0], middle[1], 0.5)
+                    if start.is_floating_point()
+                    else middle[0]
+                )
         low[name], high[name] = ends.view(2, *start.shape)
     return low, high
