@@ -112,8 +112,8 @@ class RunFolder:
         number = int(record["round"])
         if server:
             _save(self.path / f"server-{number}.safetensors", server)
-        score = _source_accuracy(record)
-        earlier = [s for s in map(_source_accuracy, self.rounds()) if s is not None]
+        score = _source_score(record)
+        earlier = [s for s in map(_source_score, self.rounds()) if s is not None]
         if score is not None and all(score > other for other in earlier):
             _save(self.path / "best.safetensors", model, {"round": str(number)})
         _save(
@@ -187,9 +187,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _source_accuracy(record: Mapping[str, Any]) -> float | None:
+def _source_score(record: Mapping[str, Any]) -> float | None:
     source = record.get("source")
-    return None if source is None else float(source["accuracy"])
+    return None if source is None else float(source.get("score", source["accuracy"]))
 
 
 def read_tensors(path: Path) -> tuple[State, dict[str, str]]:
