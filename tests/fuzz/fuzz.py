@@ -34,10 +34,10 @@ SHARES = {  # how many of the mutations go to a target; 1 unless it is here
     "results: config.json": 2,
     "results: rounds.jsonl, report": 0.02,
     "results: diagnostics/round-00002.npz, report": 0.1,
-    "secure sum: keys": 0.03,
-    "secure sum: share": 0.03,
-    "secure sum: mask": 0.03,
-    "secure sum: reveal": 0.03,
+    "secure sum: keys": 0.06,
+    "secure sum: share": 0.06,
+    "secure sum: mask": 0.06,
+    "secure sum: reveal": 0.06,
 }
 
 

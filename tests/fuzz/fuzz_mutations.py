@@ -16,8 +16,9 @@ NUMBERS: list[Any] = [
     2**31, 2**53 + 1, 2**63 - 1, -(2**63), 2**64 - 1, 10**400, -(10**400), True, [], [1, 2], [0.5],
 ]  # fmt: skip
 TEXTS: list[Any] = [
-    "", "x", "\n", "\x1b[2J", "\u202e", "\ud800", "<script>", "$\\frac{$", "../../etc/passwd", "a" * 300,
-    "name", "num-examples", "num-examples/x", "correct/x", "layers", "0/triangle", "model", "€" * 90,
+    "", "x", "\n", "\x1b[2J", "\u202e", "\ud800", "<script>", "$\\frac{$", "../../etc", "a" * 300,
+    "name", "num-examples", "num-examples/x", "correct/x", "layers", "0/triangle", "model",
+    "€" * 90,
 ]  # fmt: skip
 ODD: list[Any] = [
     *NUMBERS, *TEXTS, b"", b"\xff" * 40, b"x" * 70_000, "y" * 70_000, ["a", "b"], [b"a"], [True],

@@ -76,8 +76,8 @@ def grams(node: int) -> dict[str, Gram]:
 def trained(node: int, *records: str) -> RecordDict:
     metrics = {
         "num-examples": 10 + node, "loss": 0.5 + node, "steps": 4, "input-mean": 0.1 * node,
-        "input-square": 1.0 + node, "seconds": 0.5, "gram-seconds": 0.1, "num-clients": 2, "path": 0.3,
-        "bytes-up": 100, "gram-bytes-up": 50,
+        "input-square": 1.0 + node, "seconds": 0.5, "gram-seconds": 0.1, "num-clients": 2,
+        "path": 0.3, "bytes-up": 100, "gram-bytes-up": 50,
     }  # fmt: skip
     found = {
         "model": state_to_record(weights(node)),
