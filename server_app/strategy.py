@@ -26,7 +26,7 @@ from hfedatm.settings import Settings
 from hfedatm.text import printable
 from hfedatm.wire import Expected, NodeUpdate, checked, read_scores, read_update
 from hfedatm_core import ChannelGraph, MeanAccumulator, Merged, Update
-from hfedatm_core.arrays import is_finite
+from hfedatm_core.tensors import is_finite
 from server_app.diagnostics import RoundDiagnostics
 from server_app.rules.base import Rule, Situation
 from server_app.scores import source_scores

@@ -22,7 +22,7 @@ from hfedatm.records import Failure, State, Task, record_to_state, state_to_reco
 from hfedatm.seeding import derive
 from hfedatm.wire import Expected, NodeUpdate, Scores, checked, read_scores, read_update
 from hfedatm_core import Gram, GramAccumulator, MeanAccumulator
-from hfedatm_core.sharing import distinct
+from hfedatm_core.grams.by_layer import distinct
 from server_app.rules.base import Rule, StationSide
 
 V = TypeVar("V", NodeUpdate, Scores)

@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hfedatm_core.averaging import State
-from hfedatm_core.gram import Gram
-from hfedatm_core.regmean import RegMeanAccumulator
-from hfedatm_core.sharing import regroup
+from hfedatm_core.grams.by_layer import regroup
+from hfedatm_core.grams.gram import Gram
+from hfedatm_core.regmean.closed_form import RegMeanAccumulator
+from hfedatm_core.tensors import State
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""From a module to its :class:`~hfedatm_core.channels.ChannelGraph`, with ``torch.fx``.
+"""Find the channel groups of a module, with ``torch.fx``.
 
 Convolutions and Linear layers read the channel spaces of their input and open a new one; norm
 layers, activations and pooling pass them on; a flatten widens the blocks; additions unite spaces;
@@ -10,21 +10,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx, nn
 
-from hfedatm_core import operations
-from hfedatm_core.channels import ChannelGraph, ChannelGroup, Kind, Member
-from hfedatm_core.layouts import Layout, Segment, Spaces
-from hfedatm_core.recording import Recording, record
+from hfedatm_core.channels import operations
+from hfedatm_core.channels.groups import ChannelGroup, Kind, Member
+from hfedatm_core.channels.recording import Recording, record
+from hfedatm_core.channels.spaces import ChannelLayout, Segment, Spaces
 
 _LOG = logging.getLogger(__name__)
 _OUTPUT = "its channels are the network's output"
 
 
-def trace(model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any]) -> ChannelGraph:
-    """See :meth:`hfedatm_core.channels.ChannelGraph.trace`."""
+class Traced(NamedTuple):
+    """What tracing finds: the fields of :class:`~hfedatm_core.channels.graph.ChannelGraph`."""
+
+    groups: tuple[ChannelGroup, ...]
+    frozen: dict[str, str]
+    kernels: frozenset[str]
+
+
+def trace(model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any]) -> Traced:
+    """See :meth:`hfedatm_core.channels.graph.ChannelGraph.trace`."""
     kernels = frozenset(
         f"{name}.weight" if name else "weight"
         for name, module in model.named_modules(remove_duplicate=False)
@@ -35,7 +43,7 @@ def trace(model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any]) -> Channe
     except Exception as error:  # whatever the user's forward raises under tracing
         reason = f"torch.fx cannot record this model: {type(error).__name__}: {error}"
         _LOG.warning("%s is merged without channel alignment: %s", type(model).__name__, reason)
-        return ChannelGraph((), {type(model).__name__: reason}, kernels)
+        return Traced((), {type(model).__name__: reason}, kernels)
     walk = _Walk(recording)
     for node in recording.nodes:
         walk.visit(node)
@@ -49,7 +57,7 @@ class _Walk:
         model = recording.model
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.shapes = recording.shapes
-        self.layouts: dict[fx.Node, Layout] = {}
+        self.layouts: dict[fx.Node, ChannelLayout] = {}
         self.spaces = Spaces()
         self.writers: list[tuple[str, Segment, Kind]] = []
         self.frozen: dict[str, str] = {}
@@ -65,7 +73,7 @@ class _Walk:
     # --- one node ------------------------------------------------------------------------------
 
     def visit(self, node: fx.Node) -> None:
-        layout: Layout | None = None
+        layout: ChannelLayout | None = None
         if node.op == "output":
             for source in node.all_input_nodes:
                 if source in self.layouts:
@@ -79,7 +87,7 @@ class _Walk:
         if layout is not None:
             self.layouts[node] = layout
 
-    def _module(self, node: fx.Node, name: str, module: nn.Module) -> Layout | None:
+    def _module(self, node: fx.Node, name: str, module: nn.Module) -> ChannelLayout | None:
         hooked = module._forward_hooks or module._forward_pre_hooks
         single = len(node.all_input_nodes) == 1 and isinstance(self.shapes[node], tuple)
         if hooked or not single:
@@ -94,7 +102,9 @@ class _Walk:
             return self._vectors(node, source, name, module)
         return self._operation(node, *operations.module_effect(module))
 
-    def _convolution(self, node: fx.Node, source: fx.Node, name: str, conv: Any) -> Layout | None:
+    def _convolution(
+        self, node: fx.Node, source: fx.Node, name: str, conv: Any
+    ) -> ChannelLayout | None:
         axis = len(self.shapes[source]) - len(conv.kernel_size) - 1
         if conv.groups == 1:
             return self._layer(node, source, axis, conv.out_channels, "conv")
@@ -108,7 +118,9 @@ class _Walk:
         self.writers.extend((name, segment, "conv") for segment in layout.segments)
         return layout
 
-    def _layer(self, node: fx.Node, source: fx.Node, axis: int, size: int, kind: Kind) -> Layout:
+    def _layer(
+        self, node: fx.Node, source: fx.Node, axis: int, size: int, kind: Kind
+    ) -> ChannelLayout:
         """Mix all channels on ``axis`` into ``size`` new ones."""
         name = str(node.target)
         layout = self.layouts.get(source)
@@ -120,9 +132,11 @@ class _Walk:
         self._bind(f"{name}.weight", 0, (segment,), "filter")
         self._bind(f"{name}.bias", 0, (segment,), "vector")
         self._bind(f"{name}.weight", 1, layout.segments if layout else None, "input")
-        return Layout(axis, (segment,))
+        return ChannelLayout(axis, (segment,))
 
-    def _vectors(self, node: fx.Node, source: fx.Node, name: str, module: Any) -> Layout | None:
+    def _vectors(
+        self, node: fx.Node, source: fx.Node, name: str, module: Any
+    ) -> ChannelLayout | None:
         layout = self.layouts.get(source)
         shared_slope = isinstance(module, nn.PReLU) and module.num_parameters == 1
         if layout is not None and layout.axis != 1 and not shared_slope:
@@ -134,7 +148,7 @@ class _Walk:
 
     def _operation(
         self, node: fx.Node, name: str, effect: operations.Effect | None
-    ) -> Layout | None:
+    ) -> ChannelLayout | None:
         live = [n for n in node.all_input_nodes if n in self.layouts]
         if not live:
             return self._unknown(node, name) if effect is None else None
@@ -147,7 +161,7 @@ class _Walk:
         if len(tensors) > 1 or not isinstance(self.shapes[node], tuple):
             return self._unknown(node, name)
         layout, old, new = self.layouts[source], self.shapes[source], self.shapes[node]
-        after: Layout | None = None
+        after: ChannelLayout | None = None
         arguments = node.args[1:] if node.op != "call_module" else ()
         if effect == "pointwise":
             after = layout
@@ -165,7 +179,7 @@ class _Walk:
             after = operations.after_reduce(layout, len(old), dims, len(new))
         return after or self._unknown(node, name)
 
-    def _binary(self, node: fx.Node, name: str) -> Layout | None:
+    def _binary(self, node: fx.Node, name: str) -> ChannelLayout | None:
         """Unite the operands; one without channels passes only where it is broadcast over them."""
         ndim = len(self.shapes[node])
         operands = []
@@ -191,7 +205,7 @@ class _Walk:
             self.spaces.unite(live[0].segments, layout.segments, reason)
         return live[0]
 
-    def _cat(self, node: fx.Node, name: str) -> Layout | None:
+    def _cat(self, node: fx.Node, name: str) -> ChannelLayout | None:
         parts = node.args[0] if node.args else node.kwargs.get("tensors")
         dim = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
         if not isinstance(parts, list | tuple) or not isinstance(dim, int):
@@ -204,15 +218,15 @@ class _Walk:
             if layout is None:
                 fixed = self.spaces.open(self.shapes[source][axis])
                 self.spaces.freeze((fixed,), "it has no free channels")
-                layout = Layout(axis, (fixed,))
+                layout = ChannelLayout(axis, (fixed,))
             if layout.axis != axis:
                 return self._unknown(node, f"{name} over an axis that is not the channels'")
             segments.extend(layout.segments)
-        return Layout(axis, tuple(segments))
+        return ChannelLayout(axis, tuple(segments))
 
     # --- what is not understood ----------------------------------------------------------------
 
-    def _unknown(self, node: fx.Node, what: str) -> Layout | None:
+    def _unknown(self, node: fx.Node, what: str) -> ChannelLayout | None:
         """Freeze all channels that a node reads and the tensors of its module; leave no layout."""
         self._freeze(node, what)
         if node.op == "call_module":
@@ -248,7 +262,7 @@ class _Walk:
 
     # --- the result ----------------------------------------------------------------------------
 
-    def result(self, kernels: frozenset[str]) -> ChannelGraph:
+    def result(self, kernels: frozenset[str]) -> Traced:
         members: dict[int, list[Member]] = {}
         for (tensor, axis), binding in self.spaces.bindings.items():
             offset = 0
@@ -273,4 +287,4 @@ class _Walk:
             ChannelGroup(name, sizes[root], kinds[root], tuple(members[root]))
             for root, name in names.items()
         )
-        return ChannelGraph(tuple(groups), self.frozen, kernels)
+        return Traced(tuple(groups), self.frozen, kernels)

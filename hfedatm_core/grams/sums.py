@@ -4,89 +4,69 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
-
-from hfedatm_core.gram import FactorGram, Gram, PackedGram
-from hfedatm_core.packing import FactorStack, compress
-from hfedatm_core.sharing import regroup
+from hfedatm_core.grams.by_layer import regroup
+from hfedatm_core.grams.gram import MIXED_FORMS, FactorGram, Gram, PackedGram
+from hfedatm_core.grams.low_rank import FactorSum
+from hfedatm_core.grams.triangle import TriangleSum
 
 
 class GramSum:
     """Running sum ``Σ w_k G_k`` that holds one matrix, however many are added.
 
-    Factors are stacked; beyond ``limit`` rows (twice their rank unless given) they are compressed.
+    ``limit`` is that of a :class:`FactorSum`.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         self.weight = 0.0
         self.rows = 0
         self._limit = limit
-        self._triangle: Tensor | None = None
-        self._stack: FactorStack | None = None
-        self._diagonal: Tensor | None = None
+        self._sum: TriangleSum | FactorSum | None = None
 
     @property
     def lost(self) -> float:
         """Largest share of energy that one compression dropped (0 while lossless)."""
-        return self._stack.lost if self._stack is not None else 0.0
+        return self._sum.lost if isinstance(self._sum, FactorSum) else 0.0
 
     def add(self, gram: Gram, weight: float = 1.0) -> None:
         """Add ``weight * gram``."""
         if not 0.0 <= weight < float("inf"):
             raise ValueError(f"the weight of a Gram must be finite and ≥ 0, got {weight}")
-        if isinstance(gram, PackedGram) and self._stack is None:
-            if self._triangle is None:
-                self._triangle = gram.triangle * weight
-            else:
-                self._check(self._triangle.numel(), gram.triangle.numel())
-                self._triangle.add_(gram.triangle, alpha=weight)
-        elif isinstance(gram, FactorGram) and self._triangle is None:
-            if self._stack is None or self._diagonal is None:
-                rank = gram.rank if self._limit is None else self._limit // 2
-                self._stack = FactorStack(rank, self._limit)
-                self._diagonal = gram.diagonal() * weight
-            else:
-                self._check(self._diagonal.numel(), gram.dim)
-                self._diagonal.add_(gram.diagonal(), alpha=weight)
-            self._stack.push(gram.factor, weight**0.5)
+        if self._sum is None:
+            self._sum = TriangleSum() if isinstance(gram, PackedGram) else FactorSum(self._limit)
+        if isinstance(gram, PackedGram) and isinstance(self._sum, TriangleSum):
+            self._sum.add(gram.triangle, weight)
+        elif isinstance(gram, FactorGram) and isinstance(self._sum, FactorSum):
+            self._sum.add(gram.factor, gram.diagonal(), gram.rank, weight)
         else:
-            raise ValueError("cannot combine a packed Gram with a factored one of the same layer")
+            raise ValueError(MIXED_FORMS)
         self.weight += weight
         self.rows += gram.rows
 
     def total(self) -> Gram:
         """Return the sum."""
-        if self._triangle is not None:
-            return PackedGram(self._triangle, self.rows)
-        if self._stack is None or self._diagonal is None:
+        if self._sum is None:
             raise ValueError("no Gram has been added")
-        return FactorGram(self._stack.factor(), self._diagonal, self.rows)
+        if isinstance(self._sum, TriangleSum):
+            return PackedGram(self._sum.total(), self.rows)
+        return FactorGram(*self._sum.total(), self.rows)
 
     def mean(self) -> Gram:
         """Return ``Σ w_k G_k / Σ w_k``; a factor is compressed to the rank of its parts."""
-        total = self.total()
+        if self._sum is None:
+            raise ValueError("no Gram has been added")
         if self.weight <= 0.0:
             raise ValueError("the weights of the Grams sum to zero")
-        scale = 1.0 / self.weight
-        if self._stack is None or not isinstance(total, FactorGram):
-            return total * scale
-        rank = self._stack.rank
-        factor = total.factor if len(total.factor) <= rank else compress(total.factor, rank)[0]
-        return FactorGram(factor * scale**0.5, total.diagonal() * scale, self.rows, rank)
+        if isinstance(self._sum, TriangleSum):
+            return PackedGram(self._sum.total() * (1.0 / self.weight), self.rows)
+        factor, diagonal, rank = self._sum.mean(self.weight)
+        return FactorGram(factor, diagonal, self.rows, rank)
 
     def copy(self) -> GramSum:
         """Return an independent copy."""
         copy = GramSum(self._limit)
         copy.weight, copy.rows = self.weight, self.rows
-        copy._triangle = None if self._triangle is None else self._triangle.clone()
-        copy._diagonal = None if self._diagonal is None else self._diagonal.clone()
-        copy._stack = None if self._stack is None else self._stack.copy()
+        copy._sum = None if self._sum is None else self._sum.copy()
         return copy
-
-    @staticmethod
-    def _check(have: int, got: int) -> None:
-        if have != got:
-            raise ValueError(f"cannot combine Grams of different sizes ({have} and {got} values)")
 
 
 class GramAccumulator:

@@ -1,9 +1,9 @@
-"""Which axes of which tensors share one channel space of a network: plain data.
+"""Which axes of which tensors share one channel space of a network.
 
 A permutation ``p`` of the channels of a group keeps the network's function when every axis that
 lives in that channel space is permuted with it: the filters that write the channels, their biases
 and BatchNorm vectors, and the inputs of all layers that read them. A :class:`ChannelGraph` lists
-those axes; :mod:`hfedatm_core.alignment` decides on the permutations.
+those axes; :mod:`hfedatm_core.fot.alignment` decides on the permutations.
 """
 
 from __future__ import annotations
@@ -11,67 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hfedatm_core.arrays import take
-
-Role = Literal["filter", "vector", "input"]
-Kind = Literal["conv", "linear"]
-
-
-@dataclass(frozen=True)
-class Member:
-    """One stretch of a tensor axis that lives in a channel space.
-
-    Channel ``c`` of the group sits at the positions ``offset + c * block + [0, block)``:
-    ``block`` is H·W for the input of a Linear behind a flatten, ``offset`` is the place in a
-    concatenation.
-
-    Attributes
-    ----------
-    tensor
-        Key in the ``state_dict``.
-    axis
-        The axis of that tensor.
-    role
-        ``"filter"``: the weight rows that produce the channels (these are matched);
-        ``"vector"``: a bias or a norm layer's vector; ``"input"``: the inputs of a consumer.
-    """
-
-    tensor: str
-    axis: int
-    offset: int
-    block: int
-    role: Role
-
-
-@dataclass(frozen=True)
-class ChannelGroup:
-    """One channel space: all its axes are permuted together.
-
-    Attributes
-    ----------
-    name
-        Dotted name of the first module that writes these channels.
-    size
-        Number of channels.
-    kind
-        ``"conv"`` if a convolution writes any of them, ``"linear"`` for hidden units of fully
-        connected layers.
-    """
-
-    name: str
-    size: int
-    kind: Kind
-    members: tuple[Member, ...]
-
-    @property
-    def producers(self) -> tuple[Member, ...]:
-        """The filters that write this group's channels."""
-        return tuple(member for member in self.members if member.role == "filter")
+from hfedatm_core.channels.groups import ChannelGroup, Member
+from hfedatm_core.channels.tracing import trace
+from hfedatm_core.tensors import take
 
 
 @dataclass(frozen=True)
@@ -114,9 +61,7 @@ class ChannelGraph:
         >>> group.name, group.size, [(m.tensor, m.axis, m.block) for m in group.members]
         ('0', 8, [('0.weight', 0, 1), ('0.bias', 0, 1), ('3.weight', 1, 36)])
         """
-        from hfedatm_core.tracing import trace  # the tracer builds this module's classes
-
-        return trace(model, inputs)
+        return cls(*trace(model, inputs))
 
     def permute(
         self, state: Mapping[str, Tensor], permutations: Mapping[str, Tensor]

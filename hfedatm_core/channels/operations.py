@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hfedatm_core.layouts import Layout
+from hfedatm_core.channels.spaces import ChannelLayout
 
 Effect = Literal["pointwise", "spatial", "resize", "binary", "reshape", "permute", "reduce", "cat"]
 
@@ -93,17 +93,19 @@ def function_effect(target: Callable[..., Any] | str) -> tuple[str, Effect | Non
     return name, _NAMES[name]
 
 
-def after_spatial(name: str, layout: Layout, ndim: int) -> Layout | None:
+def after_spatial(name: str, layout: ChannelLayout, ndim: int) -> ChannelLayout | None:
     """Pooling and padding act on the last d axes, d being the digit in their name."""
     return layout if layout.axis < ndim - int(name[-2]) else None
 
 
-def after_resize(layout: Layout) -> Layout | None:
+def after_resize(layout: ChannelLayout) -> ChannelLayout | None:
     """Interpolation acts on all axes but the first two."""
     return layout if layout.axis <= 1 else None
 
 
-def after_reshape(layout: Layout, old: Sequence[int], new: Sequence[int]) -> Layout | None:
+def after_reshape(
+    layout: ChannelLayout, old: Sequence[int], new: Sequence[int]
+) -> ChannelLayout | None:
     """Find the channel axis again in a row-major reshape.
 
     The channel axis ``a`` of ``old`` is axis ``b`` of ``new`` when as many elements precede both,
@@ -117,7 +119,9 @@ def after_reshape(layout: Layout, old: Sequence[int], new: Sequence[int]) -> Lay
     return None
 
 
-def after_permute(name: str, layout: Layout, ndim: int, dims: Sequence[Any]) -> Layout | None:
+def after_permute(
+    name: str, layout: ChannelLayout, ndim: int, dims: Sequence[Any]
+) -> ChannelLayout | None:
     """``permute(d0, d1, ...)`` or ``transpose(a, b)``."""
     flat = dims[0] if len(dims) == 1 and isinstance(dims[0], list | tuple) else dims
     if not flat or not all(isinstance(dim, int) for dim in flat):
@@ -130,7 +134,9 @@ def after_permute(name: str, layout: Layout, ndim: int, dims: Sequence[Any]) -> 
     return layout.moved(wanted.index(layout.axis))
 
 
-def after_reduce(layout: Layout, ndim: int, dims: Any, new_ndim: int) -> Layout | None:
+def after_reduce(
+    layout: ChannelLayout, ndim: int, dims: Any, new_ndim: int
+) -> ChannelLayout | None:
     """Mean, sum or maximum over axes that must not carry the channels."""
     listed = [dims] if isinstance(dims, int) else dims
     if not isinstance(listed, list | tuple) or not all(isinstance(d, int) for d in listed):

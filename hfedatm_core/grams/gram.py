@@ -9,21 +9,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from scipy.linalg import get_blas_funcs
 from torch import Tensor
 
-from hfedatm_core.arrays import Array, WireType, encode, is_finite, read_integer, read_values
-from hfedatm_core.packing import (
+from hfedatm_core.grams.checks import require_nonnegative, require_positive, require_unit
+from hfedatm_core.grams.encoding import (
+    Array,
+    WireType,
+    encode,
+    one_integer,
+    read_integer,
+    read_values,
+)
+from hfedatm_core.grams.low_rank import FactorSum
+from hfedatm_core.grams.triangle import (
+    TriangleSum,
+    add_product,
     diagonal_positions,
     feature_order,
     pack,
     triangle_dim,
     unpack,
-    unpack_upper,
 )
+from hfedatm_core.tensors import is_finite, plain_floats
+
+MIXED_FORMS = "cannot combine a packed Gram with a factored one of the same layer"
 
 
 class Gram(ABC):
@@ -109,14 +122,13 @@ class Gram(ABC):
         """Pool the rows of two Grams."""
         if not isinstance(other, Gram):
             return NotImplemented
-        from hfedatm_core.gram_sum import (
-            GramSum,  # the sum knows both forms, so it stands above this module
-        )
+        if type(other) is not type(self):
+            raise ValueError(MIXED_FORMS)
+        return self._pooled(other)
 
-        pooled = GramSum()
-        pooled.add(self, self.rows)
-        pooled.add(other, other.rows)
-        return pooled.mean()
+    @abstractmethod
+    def _pooled(self, other: Any) -> Gram:
+        """Return the sum with a Gram of the same form."""
 
     def __repr__(self) -> str:
         """Show form, size and rows."""
@@ -143,8 +155,8 @@ class PackedGram(Gram):
 
     def __init__(self, triangle: Tensor, rows: int = 1) -> None:
         self._dim = triangle_dim(triangle.numel())
-        self.triangle = _float(triangle)
-        self.rows = _positive(rows, "rows")
+        self.triangle = plain_floats(triangle)
+        self.rows = require_positive(rows, "rows")
 
     @property
     def dim(self) -> int:  # noqa: D102
@@ -165,7 +177,7 @@ class PackedGram(Gram):
         return self.triangle[diagonal_positions(self.dim)]
 
     def shrink(self, alpha: float) -> PackedGram:  # noqa: D102
-        shrunk = self.triangle * _unit(alpha)
+        shrunk = self.triangle * require_unit(alpha)
         shrunk[diagonal_positions(self.dim)] = self.diagonal()
         return PackedGram(shrunk, self.rows)
 
@@ -176,24 +188,24 @@ class PackedGram(Gram):
         return PackedGram(pack(self.dense()[order[:, None], order]), self.rows)
 
     def add_product(self, out: Tensor, left: Tensor, scale: float = 1.0) -> None:  # noqa: D102
-        # SciPy's BLAS is quicker than torch's and reads one triangle only; it counts by columns,
-        # in which all matrices here are transposed. One that is not contiguous it would copy.
-        if not out.is_contiguous():
-            raise ValueError("a product is added to a contiguous tensor only")
-        matrix = unpack_upper(self.triangle).to(out.dtype).numpy().T
-        (symm,) = get_blas_funcs(("symm",), dtype=matrix.dtype)
-        columns = left.to(out.dtype).numpy().T
-        symm(scale, matrix, columns, 1.0, out.numpy().T, lower=True, overwrite_c=True)
+        add_product(out, left, self.triangle, scale)
 
     def to_arrays(self, dtype: WireType | None = None) -> dict[str, Array]:  # noqa: D102
         triangle, scale = encode(self.triangle, dtype)
-        return {"triangle": triangle, "rows": _array(self.rows), "scale": np.array([scale])}
+        return {"triangle": triangle, "rows": one_integer(self.rows), "scale": np.array([scale])}
 
     def is_finite(self) -> bool:  # noqa: D102
         return is_finite(self.triangle)
 
     def __mul__(self, factor: float) -> PackedGram:  # noqa: D105
-        return PackedGram(self.triangle * _nonnegative(factor), self.rows)
+        return PackedGram(self.triangle * require_nonnegative(factor), self.rows)
+
+    def _pooled(self, other: PackedGram) -> PackedGram:
+        total = TriangleSum()
+        total.add(self.triangle, self.rows)
+        total.add(other.triangle, other.rows)
+        rows = self.rows + other.rows
+        return PackedGram(total.total() * (1.0 / rows), rows)
 
 
 class FactorGram(Gram):
@@ -221,15 +233,15 @@ class FactorGram(Gram):
     ) -> None:
         if factor.ndim != 2 or 0 in factor.shape:
             raise ValueError(f"a Gram factor is r × d with r, d ≥ 1, got {tuple(factor.shape)}")
-        self.factor = _float(factor)
-        self._diagonal = self.factor.square().sum(0) if diagonal is None else _float(diagonal)
+        self.factor = plain_floats(factor)
+        self._diagonal = self.factor.square().sum(0) if diagonal is None else plain_floats(diagonal)
         if self._diagonal.shape != self.factor.shape[1:]:
             raise ValueError(
                 f"a Gram factor of shape {tuple(factor.shape)} needs a diagonal of "
                 f"{factor.shape[1]} values, got shape {tuple(self._diagonal.shape)}"
             )
-        self.rows = _positive(rows, "rows")
-        self.rank = max(len(factor), _positive(rank or len(factor), "rank"))
+        self.rows = require_positive(rows, "rows")
+        self.rank = max(len(factor), require_positive(rank or len(factor), "rank"))
 
     @property
     def dim(self) -> int:  # noqa: D102
@@ -256,7 +268,9 @@ class FactorGram(Gram):
         return self._diagonal - self.factor.square().sum(0)
 
     def shrink(self, alpha: float) -> FactorGram:  # noqa: D102
-        return FactorGram(self.factor * _unit(alpha) ** 0.5, self._diagonal, self.rows, self.rank)
+        return FactorGram(
+            self.factor * require_unit(alpha) ** 0.5, self._diagonal, self.rows, self.rank
+        )
 
     def permute(self, index: Tensor | Sequence[int]) -> FactorGram:  # noqa: D102
         order = feature_order(index, self.dim)
@@ -274,8 +288,8 @@ class FactorGram(Gram):
         return {
             "factor": factor,
             "diagonal": self._diagonal.numpy(),
-            "rows": _array(self.rows),
-            "rank": _array(self.rank),
+            "rows": one_integer(self.rows),
+            "rank": one_integer(self.rank),
             "scale": np.array([scale]),
         }
 
@@ -283,32 +297,13 @@ class FactorGram(Gram):
         return is_finite(self.factor) and is_finite(self._diagonal)
 
     def __mul__(self, factor: float) -> FactorGram:  # noqa: D105
-        scale = _nonnegative(factor)
+        scale = require_nonnegative(factor)
         return FactorGram(self.factor * scale**0.5, self._diagonal * scale, self.rows, self.rank)
 
-
-def _float(values: Tensor) -> Tensor:
-    kind = torch.float64 if values.dtype == torch.float64 else torch.float32
-    return values.detach().to("cpu", kind).contiguous()
-
-
-def _array(value: int) -> Array:
-    return np.array([value], dtype=np.int64)
-
-
-def _positive(value: int, what: str) -> int:
-    if value < 1:
-        raise ValueError(f"{what} of a Gram must be at least 1, got {value}")
-    return int(value)
-
-
-def _nonnegative(factor: float) -> float:
-    if not 0.0 <= factor < float("inf"):
-        raise ValueError(f"a Gram can be scaled by a finite factor ≥ 0 only, got {factor}")
-    return float(factor)
-
-
-def _unit(alpha: float) -> float:
-    if not 0.0 <= alpha <= 1.0:
-        raise ValueError(f"alpha must lie in [0, 1], got {alpha}")
-    return float(alpha)
+    def _pooled(self, other: FactorGram) -> FactorGram:
+        total = FactorSum()
+        for gram in (self, other):
+            total.add(gram.factor, gram.diagonal(), gram.rank, gram.rows)
+        rows = self.rows + other.rows
+        factor, diagonal, rank = total.mean(rows)
+        return FactorGram(factor, diagonal, rows, rank)

@@ -15,7 +15,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torchvision import models
 
-from hfedatm_core.channels import ChannelGraph, Member
+from hfedatm_core.channels.graph import ChannelGraph
+from hfedatm_core.channels.groups import Member
 
 # Groups found: convolutional and linear ones.
 EXPECTED = {

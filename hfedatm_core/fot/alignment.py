@@ -10,17 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from hfedatm_core.assignment import Solver
-from hfedatm_core.channels import ChannelGraph
-from hfedatm_core.fitting import fit, require_finite
-from hfedatm_core.matching import Matcher, Scope
-
-if TYPE_CHECKING:
-    from hfedatm_core.gram import Gram
+from hfedatm_core.channels.graph import ChannelGraph
+from hfedatm_core.fot.assignment import Solver
+from hfedatm_core.fot.matching import Matcher, Scope
+from hfedatm_core.fot.shapes import match_shapes, require_finite
+from hfedatm_core.grams.gram import Gram
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,7 @@ class Aligner:
         self, state: Mapping[str, Tensor], grams: Mapping[str, Gram] | None = None
     ) -> Alignment:
         """Align one station."""
-        station = fit(state, self._reference, self._graph.kernels)
+        station = match_shapes(state, self._reference, self._graph.kernels)
         matches, reordered = self._matcher.match(station)
         moving = {name: match.permutation for name, match in matches.items() if match.moved}
         return Alignment(

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from hfedatm_core.arrays import Array, WireType
-from hfedatm_core.gram import Gram
+from hfedatm_core.grams.encoding import Array, WireType
+from hfedatm_core.grams.gram import Gram
 
 T = TypeVar("T")
 _INDEX = "layers"

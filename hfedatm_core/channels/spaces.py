@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hfedatm_core.channels import Role
+from hfedatm_core.channels.groups import Role
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChannelLayout:
     """The axis of an activation that carries channels, and the spaces along it."""
 
     axis: int
@@ -34,14 +34,14 @@ class Layout:
         """Size of the axis."""
         return sum(segment.length for segment in self.segments)
 
-    def moved(self, axis: int) -> Layout:
+    def moved(self, axis: int) -> ChannelLayout:
         """Return the same channels on another axis."""
-        return Layout(axis, self.segments)
+        return ChannelLayout(axis, self.segments)
 
-    def stretched(self, factor: int) -> Layout:
+    def stretched(self, factor: int) -> ChannelLayout:
         """Return the layout after every position became ``factor`` neighbouring positions."""
         segments = (Segment(s.space, s.size, s.block * factor) for s in self.segments)
-        return Layout(self.axis, tuple(segments))
+        return ChannelLayout(self.axis, tuple(segments))
 
 
 @dataclass(frozen=True)

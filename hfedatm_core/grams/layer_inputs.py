@@ -1,4 +1,4 @@
-"""Which layers of a model are tapped, and how their inputs become the rows of a Gram matrix."""
+"""Which layers of a model are measured, and how their inputs become the rows of a Gram matrix."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Inputs = Tensor | Mapping[str, Tensor]
+from hfedatm_core.inputs import Inputs
 
 # Rows multiplied at once: enough for a full-speed product, small beside the activations.
 _CHUNK = 8192
 
 
 @dataclass(frozen=True)
-class Tap:
+class LayerInput:
     """How the input of one layer becomes rows."""
 
     name: str
@@ -87,18 +87,18 @@ class Tap:
         return rows * valid[..., None], valid
 
 
-def find_taps(model: nn.Module, *, conv: bool, bias: bool) -> dict[str, Tap]:
+def find_layer_inputs(model: nn.Module, *, conv: bool, bias: bool) -> dict[str, LayerInput]:
     """Return the Linear layers and, if wanted, the convolutions with zero padding, by name."""
-    taps: dict[str, Tap] = {}
+    layers: dict[str, LayerInput] = {}
     for name, module in model.named_modules():
         augment = bias and getattr(module, "bias", None) is not None
         if isinstance(module, nn.Linear):
-            taps[name] = Tap(name, module, augment)
+            layers[name] = LayerInput(name, module, augment)
         elif conv and isinstance(module, nn.Conv2d) and module.groups == 1:
             padding = _symmetric_padding(module)
             if padding is not None:
-                taps[name] = Tap(name, module, augment, padding)
-    return taps
+                layers[name] = LayerInput(name, module, augment, padding)
+    return layers
 
 
 def _symmetric_padding(module: nn.Conv2d) -> tuple[int, int] | None:

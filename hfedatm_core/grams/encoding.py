@@ -1,4 +1,4 @@
-"""Tensors as plain numpy arrays: of 16, 32 or 64 bits for the wire, never a pickle."""
+"""Numbers of a Gram as numpy arrays of 16, 32 or 64 bits for the wire, never a pickle."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from hfedatm_core.tensors import is_finite
+
 Array = npt.NDArray[Any]
 WireType = Literal["float16", "bfloat16", "float32", "float64"]
 
-_NUMPY_HAS = {torch.float16, torch.float32, torch.float64, torch.int32, torch.int64}
 # Half of float16's range: the largest entry lands here, the smallest keep 2e-9 of it.
 _FLOAT16_TOP = 32768.0
 
@@ -59,21 +60,9 @@ def decode(array: Array, scale: float, what: str) -> Tensor:
     return values
 
 
-def is_finite(values: Tensor) -> bool:
-    """Tell whether every entry is finite, in one pass that allocates nothing in the usual case."""
-    if not values.is_floating_point() or bool(torch.isfinite(values.sum())):
-        return True
-    return bool(torch.isfinite(values).all())
-
-
-def take(values: Tensor, index: Tensor, axis: int) -> Tensor:
-    """Return ``values.index_select(axis, index)``.
-
-    NumPy does it in two thirds of the time on the inner axes of a large tensor.
-    """
-    if values.device.type != "cpu" or values.dtype not in _NUMPY_HAS:
-        return values.index_select(axis, index.to(values.device))
-    return torch.from_numpy(np.take(values.detach().numpy(), index.numpy(), axis))
+def one_integer(value: int) -> Array:
+    """Return an array that holds one integer."""
+    return np.array([value], dtype=np.int64)
 
 
 def read_integer(arrays: Mapping[str, Array], key: str) -> int:

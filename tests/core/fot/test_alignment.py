@@ -13,12 +13,12 @@ from nets import LARGE, SMALL, KernelNet, build, output, randomise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hfedatm_core.alignment import Aligner, Alignment, align
-from hfedatm_core.assignment import assign, sinkhorn_plan
-from hfedatm_core.channels import ChannelGraph
+from hfedatm_core.channels.graph import ChannelGraph
 from hfedatm_core.data import DataSpec
-from hfedatm_core.filters import Filters
-from hfedatm_core.gram import Gram
+from hfedatm_core.fot.alignment import Aligner, Alignment, align
+from hfedatm_core.fot.assignment import assign, sinkhorn_plan
+from hfedatm_core.fot.filters import Filters
+from hfedatm_core.grams.gram import Gram
 from hfedatm_core.models import resnet18
 
 SEEDS = st.integers(0, 2**16)

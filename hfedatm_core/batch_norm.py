@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import Tensor
 
-State = Mapping[str, Tensor]
+from hfedatm_core.tensors import State
+
 _MEAN, _VARIANCE = "running_mean", "running_var"
 
 

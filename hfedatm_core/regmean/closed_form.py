@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from hfedatm_core.averaging import MeanAccumulator
-from hfedatm_core.gram import Gram
-from hfedatm_core.gram_sum import GramSum
-from hfedatm_core.systems import System, systems
+from hfedatm_core.grams.gram import Gram
+from hfedatm_core.grams.sums import GramSum
+from hfedatm_core.regmean.linear_solvers import LinearSolver, solver_attempts
 
 # Up to this width float64 costs next to nothing.
 _DOUBLE_DIM = 512
@@ -103,21 +103,21 @@ class RegMeanAccumulator:
         if not level > 0.0:
             return _averaged(means, "the mean diagonal of the Grams is not positive")
         shift = ridge * level
-        attempts = systems(total, shift, product.dtype)
+        attempts = solver_attempts(total, shift, product.dtype)
         del total
         notes = [f"factors compressed, {lost:.1e} of the energy lost"] if lost > 1e-12 else []
         for attempt in attempts:
-            system = attempt()
-            if system is None:
+            solver = attempt()
+            if solver is None:
                 continue
             solved: dict[str, Tensor] = {}
             for name, rows in self._by_layer(product).items():
-                merged = _merged(system, rows, self._pivots[name], means[name])
+                merged = _merged(solver, rows, self._pivots[name], means[name])
                 if merged is None:
                     break
                 solved[name] = merged
             else:
-                return Solution(solved, "regmean", "; ".join(filter(None, [*notes, system.note])))
+                return Solution(solved, "regmean", "; ".join(filter(None, [*notes, solver.note])))
         return _averaged(means, "the sum of Grams is singular or indefinite beyond repair")
 
 
@@ -169,14 +169,14 @@ def regmean(
     return solution.weights["weight"]
 
 
-def _merged(system: System, product: Tensor, pivot: Tensor, mean: Tensor) -> Tensor | None:
+def _merged(solver: LinearSolver, product: Tensor, pivot: Tensor, mean: Tensor) -> Tensor | None:
     """Solve for one layer, a few output rows at a time."""
     merged = torch.empty_like(mean)
     step = max(1, _CHUNK // mean.shape[1])
     for i in range(0, len(mean), step):
         rows = slice(i, i + step)
         base = pivot[rows].to(product.dtype)
-        correction = system.solve(product[rows], mean[rows].to(product.dtype) - base)
+        correction = solver.solve(product[rows], mean[rows].to(product.dtype) - base)
         if correction is None:
             return None
         merged[rows] = correction + base

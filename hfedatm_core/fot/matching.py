@@ -10,9 +10,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from hfedatm_core.assignment import SOLVERS, Solver, assign, rounding
-from hfedatm_core.channels import ChannelGraph, ChannelGroup, Member
-from hfedatm_core.filters import Filters
+from hfedatm_core.channels.graph import ChannelGraph
+from hfedatm_core.channels.groups import ChannelGroup, Member
+from hfedatm_core.fot.assignment import SOLVERS, Solver, assign, rounding
+from hfedatm_core.fot.filters import Filters
 
 Scope = Literal["conv", "all"]
 _Producer = tuple[str, Member]  # a group's name and one of its filter tensors

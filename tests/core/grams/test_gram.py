@@ -15,7 +15,8 @@ from hfedatm_core import (
     pack_grams,
     unpack_grams,
 )
-from hfedatm_core.packing import FactorStack, compress, pack, unpack
+from hfedatm_core.grams.low_rank import FactorStack, compress
+from hfedatm_core.grams.triangle import pack, unpack
 
 seeds = st.integers(0, 10_000)
 dims = st.integers(1, 9)

@@ -1,16 +1,13 @@
-"""Make a station's tensors fit the reference's, or say which one does not."""
+"""Give a station's tensors the reference's shapes, or say which one cannot have it."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hfedatm_core.arrays import is_finite
+from hfedatm_core.tensors import State, is_finite
 
-State = Mapping[str, Tensor]
 _MODES = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 
@@ -23,7 +20,7 @@ def require_finite(state: State, whose: str) -> None:
             )
 
 
-def fit(state: State, reference: State, kernels: frozenset[str]) -> dict[str, Tensor]:
+def match_shapes(state: State, reference: State, kernels: frozenset[str]) -> dict[str, Tensor]:
     """Return ``state`` with the reference's shapes.
 
     A convolution kernel of another spatial size is resized by (bi)linear interpolation; any other

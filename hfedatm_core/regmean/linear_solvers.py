@@ -11,7 +11,7 @@ import torch
 from scipy.linalg import get_lapack_funcs
 from torch import Tensor
 
-from hfedatm_core.gram import FactorGram, Gram
+from hfedatm_core.grams.gram import FactorGram, Gram
 
 # Relative residual that a solution must reach, by type of the arithmetic.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
@@ -21,7 +21,7 @@ _REFINEMENTS = 3
 _PROBES = 4
 
 
-class System(Protocol):
+class LinearSolver(Protocol):
     """Something that solves for a block of rows."""
 
     note: str
@@ -31,7 +31,7 @@ class System(Protocol):
         """Return ``X`` for rows ``R``, ``M``; ``None`` if it cannot be trusted."""
 
 
-class CheckedSystem(ABC):
+class CheckedSolver(ABC):
     """A factorised system whose solutions are checked by their residual."""
 
     note = ""
@@ -71,7 +71,7 @@ class CheckedSystem(ABC):
     def _apply(self, solution: Tensor) -> Tensor: ...
 
 
-class CholeskySystem(CheckedSystem):
+class CholeskySolver(CheckedSolver):
     """``S`` as a full matrix, factorised by Cholesky."""
 
     def __init__(self, gram: Gram, shift: float, dtype: torch.dtype) -> None:
@@ -92,7 +92,7 @@ class CholeskySystem(CheckedSystem):
         return solution @ self._matrix
 
 
-class WoodburySystem(CheckedSystem):
+class WoodburySolver(CheckedSolver):
     """``S = D + UᵀU`` with few rows ``U``, by the Woodbury identity; nothing ``d × d`` is formed.
 
     ``B (D + UᵀU)⁻¹ = (B − B D⁻¹Uᵀ (I + U D⁻¹ Uᵀ)⁻¹ U) D⁻¹``
@@ -118,7 +118,7 @@ class WoodburySystem(CheckedSystem):
         return (solution @ self._factor.T) @ self._factor + solution * self._diagonal
 
 
-class RepairedSystem:
+class RepairedSolver:
     """``S`` by its eigenvectors; directions without positive energy keep the mean weight."""
 
     note = "the sum of Grams was not positive definite and has been repaired"
@@ -138,20 +138,22 @@ class RepairedSystem:
         return solution if bool(torch.isfinite(solution).all()) else None
 
 
-def systems(gram: Gram, shift: float, dtype: torch.dtype) -> list[Callable[[], System | None]]:
+def solver_attempts(
+    gram: Gram, shift: float, dtype: torch.dtype
+) -> list[Callable[[], LinearSolver | None]]:
     """Return the attempts at solving with ``gram + shift I``, to be made in this order."""
     types = [dtype] if dtype == torch.float64 else [torch.float32, torch.float64]
     if isinstance(gram, FactorGram) and len(gram.factor) < gram.dim:
-        return [partial(_made, WoodburySystem, gram, shift, kind) for kind in types]
-    attempts: list[Callable[[], System | None]] = [
-        partial(_made, CholeskySystem, gram, shift, kind) for kind in types
+        return [partial(_made, WoodburySolver, gram, shift, kind) for kind in types]
+    attempts: list[Callable[[], LinearSolver | None]] = [
+        partial(_made, CholeskySolver, gram, shift, kind) for kind in types
     ]
-    return [*attempts, partial(RepairedSystem, gram, shift)]
+    return [*attempts, partial(RepairedSolver, gram, shift)]
 
 
 def _made(
-    build: Callable[..., System], gram: Gram, shift: float, dtype: torch.dtype
-) -> System | None:
+    build: Callable[..., LinearSolver], gram: Gram, shift: float, dtype: torch.dtype
+) -> LinearSolver | None:
     try:
         return build(gram, shift, dtype)
     except ValueError:

@@ -9,18 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hfedatm_core.gram import FactorGram, Gram, PackedGram
-from hfedatm_core.packing import FactorStack, add_outer, pack
-from hfedatm_core.sharing import regroup
-from hfedatm_core.taps import Inputs, Tap, find_taps
-
-Batch = tuple[Inputs, Any]
-
-
-def forward(model: nn.Module, inputs: Inputs) -> Tensor:
-    """Call ``model`` on a tensor, or on a mapping by keyword, and return its logits."""
-    logits: Tensor = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
-    return logits
+from hfedatm_core.grams.by_layer import regroup
+from hfedatm_core.grams.gram import FactorGram, Gram, PackedGram
+from hfedatm_core.grams.layer_inputs import LayerInput, find_layer_inputs
+from hfedatm_core.grams.low_rank import FactorStack
+from hfedatm_core.grams.triangle import add_outer, pack
+from hfedatm_core.inputs import Batch, Inputs, forward
 
 
 def collect_grams(
@@ -63,14 +57,14 @@ def collect_grams(
     """
     if clip is not None and not clip > 0:
         raise ValueError(f"clip must be positive, got {clip}")
-    taps = find_taps(model, conv=conv, bias=bias)
+    layers = find_layer_inputs(model, conv=conv, bias=bias)
     kinds: dict[object, list[str]] = {}
-    for name, tap in taps.items():
-        kinds.setdefault(tap.kind, []).append(name)
+    for name, layer in layers.items():
+        kinds.setdefault(layer.kind, []).append(name)
     # All layers that could share a Gram start together and part when their inputs differ.
     groups = {tuple(names): _Sum(max_dim, rank) for names in kinds.values()}
     modes = [(module, module.training) for module in model.modules()]
-    recorder = _Recorder(taps)
+    recorder = _Recorder(layers)
     try:
         model.eval()
         with torch.no_grad():
@@ -80,7 +74,7 @@ def collect_grams(
                 groups = regroup(groups, signatures, lambda total, _: total.copy())
                 for group, total in groups.items():
                     if calls := seen.get(group[0]):
-                        for rows in taps[group[0]].rows(calls, inputs, clip):
+                        for rows in layers[group[0]].rows(calls, inputs, clip):
                             total.add(rows)
     finally:
         recorder.remove()
@@ -91,25 +85,25 @@ def collect_grams(
         total = groups.pop(group)  # one full matrix is freed as soon as it is packed
         if total.count:
             grams |= dict.fromkeys(group, total.gram())
-    return {name: grams[name] for name in taps if name in grams}
+    return {name: grams[name] for name in layers if name in grams}
 
 
 class _Recorder:
-    """Forward pre-hooks that remember the inputs of the tapped layers during one forward pass.
+    """Forward pre-hooks that remember the inputs of the measured layers during one forward pass.
 
     Only after the pass is it known which layers shared an input, so the inputs are held until then,
     which is less than a training step of the same batch holds. Where the model overwrites them in
     place, copies are held.
     """
 
-    def __init__(self, taps: Mapping[str, Tap]) -> None:
+    def __init__(self, layers: Mapping[str, LayerInput]) -> None:
         self._calls: dict[str, list[tuple[Tensor, Tensor, int]]] = {}
         self._copies: dict[tuple[int, int], Tensor] = {}
         # The first pass keeps copies, to learn whether the model overwrites layer inputs in place.
         self._copying = True
         self._handles = [
-            tap.module.register_forward_pre_hook(self._hook(name), with_kwargs=True)
-            for name, tap in taps.items()
+            layer.module.register_forward_pre_hook(self._hook(name), with_kwargs=True)
+            for name, layer in layers.items()
         ]
 
     def run(self, model: nn.Module, inputs: Inputs) -> dict[str, list[Tensor]]:
