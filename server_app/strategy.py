@@ -10,6 +10,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from torch.linalg import LinAlgError
 
 from client_app.methods.base import Method
 from hfedatm.plugins import calling
@@ -141,7 +142,7 @@ class HFedATMStrategy(Strategy):
                     updates, Situation(self.settings, self.graph, self._reference, self._round)
                 )
                 _check_merged(merged, self._reference)
-            except ValueError as error:
+            except (ValueError, ArithmeticError, LinAlgError) as error:
                 merged, why = None, printable(f"merge: {error}")
         for _ in updates:  # a rule that stopped early leaves nobody waiting
             pass
