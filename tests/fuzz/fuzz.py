@@ -36,7 +36,9 @@ SHARES = {  # how many of the mutations go to a target; 1 unless it is here
     "results: diagnostics/round-00002.npz, report": 0.1,
     "secure sum: keys": 0.06,
     "secure sum: share": 0.06,
+    "secure sum: check": 0.06,
     "secure sum: mask": 0.06,
+    "secure sum: sign": 0.06,
     "secure sum: reveal": 0.06,
 }
 

@@ -22,7 +22,14 @@ from hfedatm.runtime.in_process import InProcessGrid
 from station_app.station import run_station
 from station_app.strategy import TooFewClients
 
-STAGES = {"keys": "train", "share": "train.share", "mask": "train.mask", "reveal": "train.reveal"}
+STAGES = {
+    "keys": "train",
+    "share": "train.share",
+    "check": "train.check",
+    "mask": "train.mask",
+    "sign": "train.sign",
+    "reveal": "train.reveal",
+}
 
 
 class SecureStage:
