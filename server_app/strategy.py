@@ -12,6 +12,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from torch.linalg import LinAlgError
 
 from client_app.methods.base import Method
 from hfedatm.admission import Admission
@@ -168,7 +169,7 @@ class HFedATMStrategy(Strategy):
                     updates, Situation(self.settings, self.graph, self._reference, self._round)
                 )
                 _check_merged(merged, self._reference)
-            except ValueError as error:
+            except (ValueError, ArithmeticError, LinAlgError) as error:
                 merged, why = None, printable(f"merge: {error}")
         self._standing = admission.standing
         for failure in admission.left_out():

@@ -136,8 +136,8 @@ def open_reply(message: Message, most_bytes: int) -> RecordDict:
     if message.has_error():
         raise BadReply(message.error.reason or f"Flower error {message.error.code}")
     content = message.content
-    if (failure := find_record(content, "failure", ConfigRecord)) is not None:
-        reason = failure.get("reason")
+    if "failure" in content:
+        reason = (find_record(content, "failure", ConfigRecord) or ConfigRecord()).get("reason")
         raise BadReply(reason if isinstance(reason, str) and reason else "it failed, and not why")
     size = content_bytes(content) + sum(_plain_bytes(record) for record in content.values())
     if size > most_bytes:
