@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-marked test-docker lint bench docs clean
+.PHONY: install demo test test-marked test-docker fuzz lint bench docs clean
 
 install: $(VENV)/.installed
 
@@ -25,6 +25,9 @@ test-marked: install  ## long training and real processes; a busy machine may mi
 
 test-docker: install  ## containers; needs a Docker engine
 	$(BIN)/python -m pytest -m docker tests/e2e
+
+fuzz: install      ## 50,000 spoilt replies, parcels, files and folders; a quarter of an hour
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/fuzz.py 50000
 
 lint: install
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

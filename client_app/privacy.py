@@ -19,11 +19,11 @@ from hfedatm.records import Task
 from hfedatm.trust.checking import check_sigma
 from hfedatm.trust.policy import Policy, PolicyRefusal
 from hfedatm_core import Gram
+from hfedatm_core.grams.by_layer import distinct
 from hfedatm_core.privacy.accounting import Budget, Ledger, calibrate_sigma
 from hfedatm_core.privacy.clipping import sensitivity
 from hfedatm_core.privacy.noise import NoiseSource
 from hfedatm_core.privacy.release import GramRelease
-from hfedatm_core.sharing import distinct
 
 LEAST_SHARED_NOISE = 2.0**-26
 """64 steps of the fixed point: each client rounds its own noise, and only the sum of many is whole

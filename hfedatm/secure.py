@@ -31,9 +31,9 @@ from hfedatm.records import (
     record_to_grams,
 )
 from hfedatm.settings import Settings
-from hfedatm_core.gram import PackedGram
+from hfedatm_core.grams.by_layer import distinct
+from hfedatm_core.grams.gram import PackedGram
 from hfedatm_core.secagg import FixedPoint
-from hfedatm_core.sharing import distinct
 
 _WHOLE = 2.0**-24
 Vector = npt.NDArray[np.float64]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
@@ -52,6 +53,9 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
         record_to_state(find_record(content, "rule", ArrayRecord) or ArrayRecord()),
         memory.load(before=(task.round, 0)),
     )
+    standing = NodeMemory(task.run, f"station-{task.station}-standing")
+    earlier = standing.load(before=(task.round, 0))
+    strategy.standing = {name: float(value) for name, value in earlier.items()}
     for station_round in range(1, task.settings.station_rounds + 1):
         messages = strategy.configure_train(station_round, arrays, ConfigRecord(), grid)
         replies = _ask(grid, messages, strategy.expected_update(station_round))
@@ -74,11 +78,15 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
         metrics["epsilon"] = strategy.epsilon
     if kept := strategy.side.remember():
         memory.save((task.round, 0), kept)
+    if strategy.standing:
+        values = {name: torch.tensor(value) for name, value in strategy.standing.items()}
+        standing.save((task.round, 0), values)
     reply = RecordDict(
         {
             "model": arrays,
             "metrics": metrics,
             "failures": failures_to_record(strategy.failures),
+            "cuts": failures_to_record(strategy.cuts),
         }
     )
     if layers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,11 +13,12 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from hfedatm.npy import read_array, read_layout
 from hfedatm.records import BadReply, find_record
 from hfedatm.wire.expected import Expected
-from hfedatm_core.arrays import is_finite
-from hfedatm_core.gram import FactorGram, Gram
+from hfedatm_core.grams.gram import FactorGram, Gram
 
 MOST_INDEX = 1_000_000
 """Bytes of the table of layer names in a reply's Grams."""
+LARGEST_WEIGHT = 1e15
+"""No weight and no input of a layer is larger; squares and sums of so large ones are finite."""
 _WIRE = {"float16": "float16", "bfloat16": "uint16", "float32": "float32"}
 
 
@@ -39,8 +41,9 @@ def read_state(content: RecordDict, expected: Expected) -> dict[str, torch.Tenso
         if (sent := getattr(torch, dtype.name, None)) != like.dtype:
             raise BadReply(f"{key}: {name} has type {sent or dtype}, not {like.dtype}")
         tensor = torch.from_numpy(read_array(record[name]))
-        if not is_finite(tensor):
-            raise BadReply(f"{key}: {name} has values that are not finite")
+        if not (top := _largest(tensor)) <= LARGEST_WEIGHT:
+            what = f"beyond ±{LARGEST_WEIGHT:g}" if math.isfinite(top) else "that are not finite"
+            raise BadReply(f"{key}: {name} has values {what}")
         state[name] = tensor
     return state
 
@@ -115,6 +118,7 @@ def _gram(parts: Mapping[str, Array], group: list[str], expected: Expected) -> G
         gram = Gram.from_arrays({field: read_array(array) for field, array in parts.items()})
     except ValueError as error:
         raise BadReply(f"grams cannot be read: Gram of layer '{name}': {error}") from error
+    _check_size(gram, name)
     if gram.rows > expected.most_rows:
         raise BadReply(f"grams: {name} claims {gram.rows:.3g} rows, more than plausible")
     if bool((gram.diagonal() < 0).any()) and expected.settings.privacy_mechanism == "none":
@@ -123,6 +127,24 @@ def _gram(parts: Mapping[str, Array], group: list[str], expected: Expected) -> G
         # What a node says of its rank would decide what those after it are compressed to.
         gram = FactorGram(gram.factor, gram.diagonal(), gram.rows, rank)
     return gram
+
+
+def _check_size(gram: Gram, name: str) -> None:
+    """Refuse a Gram whose products with others would not be finite."""
+    if isinstance(gram, FactorGram):
+        fits = _largest(gram.factor) <= LARGEST_WEIGHT
+    else:
+        fits = _largest(gram.triangle) <= LARGEST_WEIGHT**2  # type: ignore[attr-defined]
+    if not (fits and _largest(gram.diagonal()) <= LARGEST_WEIGHT**2):
+        raise BadReply(f"grams: {name} has values beyond those of any layer's inputs")
+
+
+def _largest(values: torch.Tensor) -> float:
+    """Return the largest absolute value, NaN if one is; one pass that allocates nothing."""
+    if not values.numel():
+        return 0.0
+    low, high = (float(value) for value in torch.aminmax(values))
+    return high if math.isnan(high) else max(-low, high)
 
 
 def _layer_table(record: ArrayRecord) -> list[list[str]]:

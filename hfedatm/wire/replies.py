@@ -25,7 +25,8 @@ from hfedatm.wire.numbers import (
     read_counts,
     read_metrics,
 )
-from hfedatm_core.gram import Gram
+from hfedatm_core import Update
+from hfedatm_core.grams.gram import Gram
 
 V = TypeVar("V")
 MOST_NODES = 1_000_000
@@ -49,8 +50,8 @@ class NodeUpdate:
         All numbers it reports.
     bytes, gram_bytes, bytes_below
         What travelled: all arrays, those of Grams, and what the node's own children sent it.
-    failures
-        Children that the node left out.
+    failures, cuts
+        Children that the node left out, and those whose update it cut back.
     """
 
     node: int
@@ -65,6 +66,11 @@ class NodeUpdate:
     gram_bytes: int = 0
     bytes_below: int = 0
     failures: tuple[Failure, ...] = ()
+    cuts: tuple[Failure, ...] = ()
+
+    def as_update(self) -> Update:
+        """Return what is merged of it."""
+        return Update(self.state, self.grams, self.examples, self.clients, self.name, self.metrics)
 
 
 @dataclass(frozen=True)
@@ -130,8 +136,8 @@ def open_reply(message: Message, most_bytes: int) -> RecordDict:
     if message.has_error():
         raise BadReply(message.error.reason or f"Flower error {message.error.code}")
     content = message.content
-    if (failure := find_record(content, "failure", ConfigRecord)) is not None:
-        reason = failure.get("reason")
+    if "failure" in content:
+        reason = (find_record(content, "failure", ConfigRecord) or ConfigRecord()).get("reason")
         raise BadReply(reason if isinstance(reason, str) and reason else "it failed, and not why")
     size = content_bytes(content) + sum(_plain_bytes(record) for record in content.values())
     if size > most_bytes:
@@ -179,6 +185,7 @@ def read_update(
         gram_bytes=gram_bytes,
         bytes_below=below,
         failures=_failures(content) if expected.tier == "station" else (),
+        cuts=_failures(content, "cuts") if expected.tier == "station" else (),
     )
 
 
@@ -238,6 +245,6 @@ def _amount(metrics: Mapping[str, float], name: str) -> int:
     return int(value)
 
 
-def _failures(content: RecordDict) -> tuple[Failure, ...]:
-    record = find_record(content, "failures", ConfigRecord)
+def _failures(content: RecordDict, key: str = "failures") -> tuple[Failure, ...]:
+    record = find_record(content, key, ConfigRecord)
     return tuple(record_to_failures(record)[: MOST_FAILURES + 1]) if record else ()

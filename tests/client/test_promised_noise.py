@@ -26,8 +26,8 @@ from hfedatm.privacy import secure_threshold
 from hfedatm.records import Task, record_to_state, state_to_record
 from hfedatm.settings import SettingsError
 from hfedatm_core.data import Domain
+from hfedatm_core.grams.by_layer import distinct
 from hfedatm_core.privacy.noise import NoiseSource
-from hfedatm_core.sharing import distinct
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 

@@ -7,8 +7,9 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from hfedatm.deploy.flower import FlowerError
+from hfedatm.handover import recordfile
 from hfedatm.handover.service import do, hand_over, serve
-from hfedatm.handover.spool import HandoverError, Spool
+from hfedatm.handover.spool import HandoverError, Job, Spool
 
 QUICK = {"poll": 0.01, "start_timeout": 120.0}
 
@@ -203,3 +204,52 @@ def test_a_message_id_cannot_leave_the_spool(tmp_path):
     spool = Spool(tmp_path / "spool")
     spool.submit(1, "../../outside", content(1))
     assert [file.name for file in tmp_path.iterdir()] == ["spool"]
+
+
+def broken_job(tmp_path):
+    Spool(tmp_path)
+    return Job(tmp_path / "1-job")
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04 a zip", bytes(100), b"HFEDREC\x01" + bytes(8)])
+def test_a_request_that_cannot_be_read_fails_the_job_and_nothing_else(tmp_path, data):
+    job = broken_job(tmp_path)
+    job.request.write_bytes(data)
+    do(job, double)
+    assert job.done and not job.request.exists()
+    with pytest.raises(HandoverError, match="BadRecords"):
+        job.answer()
+
+
+def test_a_folder_in_the_place_of_a_request_fails_the_job(tmp_path):
+    job = broken_job(tmp_path)
+    (job.request / "inside").mkdir(parents=True)
+    do(job, double)
+    assert job.done and not job.request.exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x04pickle", bytes(50)])
+def test_a_result_that_cannot_be_read_is_said(tmp_path, data):
+    job = broken_job(tmp_path)
+    job.result.write_bytes(data)
+    with pytest.raises(HandoverError, match="the answer cannot be read"):
+        job.answer()
+
+
+def test_an_endless_error_of_any_bytes_is_cut(tmp_path):
+    job = broken_job(tmp_path)
+    job.error.write_bytes(b"\xff\xfe\x1b" * 10**6)
+    with pytest.raises(HandoverError) as caught:
+        job.answer()
+    assert len(str(caught.value)) <= 4000
+
+
+def test_an_error_with_text_that_no_file_can_hold_is_an_error_like_any_other(tmp_path):
+    def fails(content):
+        raise ValueError("\ud800\x1b[2J\n")
+
+    job = broken_job(tmp_path)
+    recordfile.save(content(1), job.request)
+    do(job, fails)
+    with pytest.raises(HandoverError, match=r"ValueError: \\ud800\\x1b"):
+        job.answer()

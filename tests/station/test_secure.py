@@ -6,7 +6,16 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import Array, ArrayRecord
 from helpers import failures_of, last_model, run_small, small_settings
-from secure_station import CLIENTS, PLAIN, SECURE, Spied, gather, model_and_layers, silent
+from secure_station import (
+    CLIENTS,
+    PLAIN,
+    SECURE,
+    UNBOUNDED,
+    Spied,
+    gather,
+    model_and_layers,
+    silent,
+)
 
 from client_app.app import app as client_app
 from hfedatm.records import Task, record_to_grams, record_to_state, state_to_record
@@ -67,7 +76,7 @@ def test_quantisation_is_as_small_as_stated():
 
 
 def test_a_whole_run_ends_with_the_same_model(tmp_path):
-    given = {"clients-per-station": 3, "rounds": 2, "gram-min-rows": 1}
+    given = {"clients-per-station": 3, "rounds": 2, "gram-min-rows": 1} | UNBOUNDED
     plain = run_small(tmp_path, "plain", **given)
     secure = run_small(tmp_path, "secure", **given, **{"secure-aggregation": True})
     assert failures_of(secure) == []
@@ -79,7 +88,7 @@ def test_a_whole_run_ends_with_the_same_model(tmp_path):
 
 @pytest.mark.parametrize("given", [{"client-method": "fediir"}, {"gram-model": "station"}])
 def test_what_is_shared_beforehand_or_measured_afterwards_is_summed_alike(tmp_path, given):
-    given = given | {"rounds": 1}
+    given = given | {"rounds": 1} | UNBOUNDED
     plain = run_small(tmp_path, "plain", **given)
     secure = run_small(tmp_path, "secure", **given, **{"secure-aggregation": True})
     assert failures_of(secure) == []

@@ -9,7 +9,7 @@ import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import Array, ArrayRecord
 from helpers import SPEC, last_model, run_small, small_settings, tiny_net
-from secure_station import CLIENTS, PLAIN, Spied, gather, silent
+from secure_station import CLIENTS, PLAIN, UNBOUNDED, Spied, gather, silent
 from torch import nn
 
 from hfedatm.errors import UserError
@@ -251,6 +251,7 @@ def test_batch_norm_is_summed_as_it_is_averaged_after_any_number_of_batches(tmp_
         return net
 
     monkeypatch.setattr("test_secure_liars.batch_norm_net", worn)
+    given |= UNBOUNDED
     plain = run_small(tmp_path, "plain", **given, **{"gram-min-rows": 1})
     secure = run_small(
         tmp_path, "secure", **given, **{"gram-min-rows": 1, "secure-aggregation": True}

@@ -1,0 +1,343 @@
+"""What is fuzzed among the tiers: replies of clients to a station, of stations to the server.
+
+Three nodes; the second is hostile in one kind of reply. Whoever is dropped must be named in one
+printable line, and everything else must be, bit for bit, what it is without that node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from random import Random
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from fuzz_mutations import spoil
+from helpers import small_settings
+from torch import nn
+
+from client_app.app import app as client_app
+from hfedatm.assembly import build_method, build_rule
+from hfedatm.records import (
+    Task,
+    grams_to_record,
+    layers_to_record,
+    record_to_failures,
+    state_to_record,
+)
+from hfedatm.runtime.roster import Roster
+from hfedatm.runtime.streaming import StreamingGrid
+from hfedatm_core import ChannelGraph, FactorGram, Gram
+from server_app.strategy import HFedATMStrategy
+from station_app.station import run_station
+
+HOSTILE, NODES = 1, (0, 1, 2)
+LAYERS = {"0": 3, "2": 6}  # the second is wider than gram-max-dim: a factor
+SETTINGS: dict[str, Any] = {
+    "station_rounds": 1, "rounds": 1, "gram_max_dim": 4, "gram_rank": 3, "stations": 3,
+    "clients_per_station": 3, "max_examples": 1000,
+}  # fmt: skip
+
+
+class Target(Protocol):
+    """Something that takes what others made."""
+
+    name: str
+
+    def make(self, rng: Random) -> Any:
+        """Return a spoilt input."""
+
+    def check(self, given: Any) -> str:
+        """Put it in; return what became of it, and raise if that is not as it should be."""
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2))
+
+
+def weights(node: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(node)
+    return {
+        name: value + 0.1 * torch.randn(value.shape, generator=generator)
+        for name, value in network().state_dict().items()
+    }
+
+
+def grams(node: int) -> dict[str, Gram]:
+    generator = torch.Generator().manual_seed(100 + node)
+    x, u = torch.randn(9, 3, generator=generator), torch.randn(2, 6, generator=generator)
+    return {"0": Gram.from_dense(x.T @ x / 9, rows=9), "2": FactorGram(u, rows=9, rank=3)}
+
+
+def trained(node: int, *records: str) -> RecordDict:
+    metrics = {
+        "num-examples": 10 + node, "loss": 0.5 + node, "steps": 4, "input-mean": 0.1 * node,
+        "input-square": 1.0 + node, "seconds": 0.5, "gram-seconds": 0.1, "num-clients": 2,
+        "path": 0.3, "bytes-up": 100, "gram-bytes-up": 50,
+    }  # fmt: skip
+    found = {
+        "model": state_to_record(weights(node)),
+        "grams": grams_to_record(grams(node)),
+        "metrics": MetricRecord(metrics),
+        "failures": ConfigRecord({"nodes": ["client 9"], "reasons": ["ill"], "total": 1}),
+    }
+    return RecordDict({name: found[name] for name in ("metrics", *records)})
+
+
+def shared(node: int) -> dict[str, torch.Tensor]:
+    return {"fedrc.moments": torch.tensor([0.1 * node, 1.0 + node], dtype=torch.float64)}
+
+
+def prepared(node: int) -> RecordDict:
+    metrics = MetricRecord({"num-examples": 10 + node, "bytes-up": 30})
+    return RecordDict({"shared": state_to_record(shared(node)), "metrics": metrics})
+
+
+def evaluated(node: int, station: bool) -> RecordDict:
+    counts = {"correct": 3.0 + node, "num-examples": 6.0 + node}
+    domains = {f"{name}/a": value for name, value in counts.items()}
+    loss = {"loss-sum": 2.5} if station else {"loss": 0.5}
+    return RecordDict({"metrics": MetricRecord({**counts, **domains, **loss, "seconds": 0.1})})
+
+
+class Replay(StreamingGrid):
+    """Nodes that answer as ``answer(node, message type)`` says."""
+
+    def __init__(self, answer: Callable[[int, str], RecordDict | Error]) -> None:
+        self.answer, self.messages = answer, list[Message]()
+
+    def get_node_ids(self) -> list[int]:
+        return list(NODES)
+
+    def push_messages(self, messages: Any) -> list[str]:
+        start = len(self.messages)
+        self.messages += messages
+        return [str(i) for i in range(start, len(self.messages))]
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        raise NotImplementedError
+
+    def wait_for(self, message_id: str, sent_at: float, timeout: float | None) -> Message:
+        asked = self.messages[int(message_id)]
+        node = asked.metadata.dst_node_id
+        return Message(self.answer(node, asked.metadata.message_type), reply_to=asked)
+
+
+class _Tier:
+    """Nodes of one tier, of which one lies in its replies of one kind."""
+
+    def __init__(self, name: str, kind: str, honest: Callable[[int, str], RecordDict]) -> None:
+        self.name, self._kind, self._honest = name, kind, honest
+        self._without = self._outcome(self._run(Error(1001, "away")))[0]
+        outcome, failures = self._outcome(self._run(honest(HOSTILE, kind)))
+        assert not failures, f"{name}: the honest are refused: {failures}"
+        assert outcome != self._without, f"{name}: it makes no difference who takes part"
+
+    def make(self, rng: Random) -> Any:
+        return spoil(self._honest(HOSTILE, self._kind), rng)
+
+    def check(self, given: Any) -> str:
+        outcome, failures = self._outcome(self._run(given))
+        if not failures:
+            assert is_sound(given, self._honest(HOSTILE, self._kind)), (
+                "what is not sound was counted"
+            )
+            return "accepted"
+        [(node, reason)] = failures
+        assert node == self._node, node
+        assert len(reason) <= 200 and reason.isprintable(), reason
+        assert outcome == self._without, "a node that was dropped has left something behind"
+        return "dropped"
+
+    def _replies(self, given: RecordDict | Error) -> Replay:
+        def answer(node: int, kind: str) -> RecordDict | Error:
+            return given if node == HOSTILE and kind == self._kind else self._honest(node, kind)
+
+        return Replay(answer)
+
+    _node = ""
+
+    def _run(self, given: RecordDict | Error) -> Any:
+        raise NotImplementedError
+
+    def _outcome(self, found: Any) -> tuple[Any, list[tuple[str, str]]]:
+        raise NotImplementedError
+
+
+class ClientReplies(_Tier):
+    """Replies of clients to a station."""
+
+    _node = f"client {HOSTILE}"
+
+    def __init__(self, name: str, kind: str, task: str = "train", **given: Any) -> None:
+        self._settings = small_settings(**SETTINGS | given)
+        self._task = task
+
+        def honest(node: int, kind: str) -> RecordDict:
+            if kind == "evaluate":
+                return evaluated(node, station=False)
+            if kind == "train.prepare":
+                return prepared(node)
+            if kind == "train.measure":
+                return trained(node, "grams")
+            here = build_rule(self._settings).needs_grams and self._settings.gram_model == "client"
+            return trained(node, "model", *(["grams"] if here else []))
+
+        super().__init__(name, kind, honest)
+
+    def _run(self, given: RecordDict | Error) -> RecordDict:
+        content = RecordDict(
+            {
+                "task": Task(self._task, self._settings, round=1, station=0).to_record(),
+                "model": state_to_record(weights(50)),
+                "shared": state_to_record(shared(0)),
+                "layers": layers_to_record(
+                    LAYERS if build_rule(self._settings).needs_grams else {}
+                ),
+            }
+        )
+        return run_station(self._replies(given), content)
+
+    def _outcome(self, found: RecordDict) -> tuple[Any, list[tuple[str, str]]]:
+        failures = record_to_failures(found["failures"])
+        metrics = {n: v for n, v in found["metrics"].items() if n != "seconds"}
+        # A larger file of the same numbers is counted by its bytes, and so may a reply be.
+        arrays = [
+            (k, n, a.data)
+            for k, r in found.items()
+            if isinstance(r, ArrayRecord)
+            for n, a in r.items()
+        ]
+        return (arrays, metrics), [(f.node, f.reason) for f in failures]
+
+
+class StationReplies(_Tier):
+    """Replies of stations to the server."""
+
+    _node = f"station {HOSTILE}"
+
+    def __init__(self, name: str, kind: str, **given: Any) -> None:
+        self._settings = small_settings(**SETTINGS | given)
+
+        def honest(node: int, kind: str) -> RecordDict:
+            if kind == "evaluate":
+                return evaluated(node, station=True)
+            if kind == "train.prepare":
+                return prepared(node)
+            here = build_rule(self._settings).needs_grams
+            return trained(node, "model", "failures", *(["grams"] if here else []))
+
+        super().__init__(name, kind, honest)
+
+    def _run(self, given: RecordDict | Error) -> Any:
+        settings, grid = self._settings, self._replies(given)
+        graph = ChannelGraph.trace(network(), (torch.zeros(2, 3),))
+        method = build_method(settings)
+        if self._kind == "train.prepare":
+            method.sharing = "global"  # type: ignore[misc]
+        strategy = HFedATMStrategy(
+            settings, build_rule(settings), method, graph, LAYERS, shared(0), run="run"
+        )
+        arrays, none = state_to_record(weights(50)), ConfigRecord()
+        asked = strategy.configure_train(1, arrays, none, grid)
+        merged, _ = strategy.aggregate_train(1, grid.send_and_receive(asked))
+        asked = strategy.configure_evaluate(1, merged or arrays, none, grid)
+        strategy.aggregate_evaluate(1, grid.send_and_receive(asked))
+        return merged, strategy
+
+    def _outcome(self, found: Any) -> tuple[Any, list[tuple[str, str]]]:
+        merged, strategy = found
+        failures = strategy.record.pop("failures")
+        mine = [(f["node"], f["reason"]) for f in failures if f["node"] == self._node]
+        assert len(failures) <= 1001 and all(f["reason"].isprintable() for f in failures)
+        record = {k: v for k, v in strategy.record.items() if "seconds" not in k}
+        arrays = [(n, a.data) for n, a in (merged or {}).items()]
+        kept = {n: v.tolist() for n, v in strategy.remember().items() if not n.startswith("start/")}
+        return (arrays, record, kept), mine
+
+
+class Places:
+    """Answers to the question who a node is."""
+
+    name = "query"
+
+    def make(self, rng: Random) -> Any:
+        honest = client_app(Message(RecordDict(), 1, "query"), Context(0, 1, {}, RecordDict(), {}))
+        return spoil(honest.content, rng)
+
+    def check(self, given: Any) -> str:
+        known = Roster(_Link(given), poll=0.001).present()
+        assert all(n.tier in ("client", "station") and type(n.index) is int for n in known)
+        return "accepted" if known else "dropped"
+
+
+class _Link(Grid):
+    def __init__(self, answer: RecordDict | Error) -> None:
+        self._answer = answer
+
+    def set_run(self, run: Any) -> None: ...
+
+    run = None  # type: ignore[assignment]
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> list[int]:
+        return [1]
+
+    def push_messages(self, messages: Any) -> list[str]:
+        self._asked = list(messages)
+        return ["m"]
+
+    def pull_messages(self, message_ids: Any) -> list[Message]:
+        return [Message(self._answer, reply_to=self._asked[0])]
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+        raise NotImplementedError
+
+
+def is_sound(given: RecordDict | Error, honest: RecordDict) -> bool:
+    """Say, independently of the code under test, whether a reply may be counted."""
+    if isinstance(given, Error) or "failure" in given:
+        return False
+    metrics = given["metrics"]
+    if not all(isinstance(v, int | float) and math.isfinite(v) for v in metrics.values()):
+        return False
+    if metrics["num-examples"] != int(metrics["num-examples"]) or metrics["num-examples"] < 0:
+        return False
+    for key in ("model", "shared"):
+        if key in honest and key in given:
+            if given[key].keys() != honest[key].keys():
+                return False
+            for name, array in honest[key].items():
+                if given[key][name].stype != array.stype:
+                    return False
+                sent, like = given[key][name].numpy(), array.numpy()
+                if (
+                    sent.shape != like.shape
+                    or sent.dtype != like.dtype
+                    or not np.isfinite(sent).all()
+                ):
+                    return False
+    return True
+
+
+def make_targets() -> list[Target]:
+    return [
+        ClientReplies("client: train, with Grams", "train"),
+        ClientReplies("client: train, mtgc", "train", server_rule="mtgc"),
+        ClientReplies("client: train, fedrc", "train", server_rule="fedrc"),
+        ClientReplies("client: measure", "train.measure", gram_model="station"),
+        ClientReplies("client: prepare", "train.prepare", "prepare"),
+        ClientReplies("client: evaluate", "evaluate", "evaluate"),
+        Places(),
+        StationReplies("station: train, hfedatm", "train"),
+        StationReplies("station: train, mtgc", "train", server_rule="mtgc"),
+        StationReplies("station: train, fedrc", "train", server_rule="fedrc"),
+        StationReplies("station: prepare", "train.prepare"),
+        StationReplies("station: evaluate", "evaluate"),
+    ]
