@@ -71,7 +71,9 @@ class SecureStage:
             return reply
 
         self._round += 1
-        task = Task("train", self._settings, self._round, station=0, run="fuzz")
+        # of its own run: a step is summed once, whoever asks
+        run = f"fuzz-{self._stage}"
+        task = Task("train", self._settings, self._round, station=0, run=run)
         content = RecordDict(
             {
                 "task": task.to_record(),
