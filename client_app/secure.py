@@ -8,7 +8,6 @@ this client's.
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from hfedatm.secure import IN_THE_CLEAR, flatten
 from hfedatm.state import NodeMemory
 from hfedatm_core.secagg import SecureAggregationError, SecureClient
 from hfedatm_core.secagg.messages import Directory
+from hfedatm_files import PRIVATE, write_bytes
 
 
 def withhold(reply: RecordDict, content: RecordDict, task: Task, folder: Path) -> RecordDict:
@@ -115,12 +115,8 @@ class _Kept:
 
     def write(self, client: SecureClient, threshold: int) -> None:
         """Keep the state; called before an answer leaves, so that no stage is answered twice."""
-        part = self._state.with_suffix(".part")
-        with part.open("wb") as file:
-            file.write(b"%d\n" % threshold + client.to_bytes())
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self._state)
+        content = b"%d\n" % threshold + client.to_bytes()
+        write_bytes(self._state, content, mode=PRIVATE)
 
 
 def _message(content: RecordDict) -> bytes:

@@ -23,6 +23,7 @@ from typing import IO
 from flwr.app import RecordDict
 
 from hfedatm.handover import recordfile
+from hfedatm_files import half_written, write_text
 
 
 class HandoverError(RuntimeError):
@@ -68,9 +69,7 @@ class Job:
 
     def fail(self, reason: str) -> None:
         """Leave the reason why there is no result."""
-        temporary = self.error.with_suffix(".error.tmp")
-        temporary.write_text(reason, encoding="utf-8")
-        temporary.replace(self.error)
+        write_text(self.error, reason)
         self.request.unlink(missing_ok=True)
 
 
@@ -111,8 +110,9 @@ class Spool:
         """Delete all answers but the newest `keep`, and half-written ones of a killed process."""
         answers = [*self.folder.glob("*.result"), *self.folder.glob("*.error")]
         answers.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-        half_written = [*self.folder.glob("*.result.tmp"), *self.folder.glob("*.error.tmp")]
-        for path in answers[keep:] + half_written:
+        # A half-written request is one that is being made, or is withdrawn by the next.
+        half = [path for path in half_written(self.folder) if ".request." not in path.name]
+        for path in answers[keep:] + half:
             path.unlink(missing_ok=True)
 
     @property
