@@ -30,6 +30,7 @@ from hfedatm.roundlines import BadLine, read_line
 from hfedatm.settings import Settings, validate
 from hfedatm.text import printable
 from hfedatm.trust import authorship
+from hfedatm_files import PRIVATE, replacing, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -138,9 +139,7 @@ class RunFolder:
             raise UserError(f"{last} is not the model of a round: {printable(error)}") from None
         finished = [r for r in self.rounds() if r["round"] < number]
         rounds = self.path / "rounds.jsonl"
-        part = rounds.with_suffix(".part")
-        part.write_text("".join(json.dumps(r) + "\n" for r in [*finished, line]))
-        part.replace(rounds)
+        write_text(rounds, "".join(json.dumps(r) + "\n" for r in [*finished, line]))
         server = self.path / f"server-{number}.safetensors"
         return number, model, read_tensors(server)[0] if server.is_file() else {}
 
@@ -220,12 +219,9 @@ def load_weights(model: nn.Module, state: State, path: Path) -> None:
 def _save(path: Path, state: State, metadata: dict[str, str] | None = None) -> None:
     from safetensors.torch import save_file
 
-    part = path.with_suffix(".part")
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, part, metadata)
-    part.replace(path)
+    with replacing(path, mode=PRIVATE) as part:
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, part, metadata)
 
 
 def _write_json(path: Path, value: Any) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_text(path, json.dumps(value, indent=2) + "\n")
