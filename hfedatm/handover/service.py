@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from collections.abc import Callable
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from flwr.app import RecordDict
 from hfedatm.errors import UserError
 from hfedatm.handover import recordfile
 from hfedatm.handover.spool import HandoverError, Job, Spool
+from hfedatm.text import printable
 
 log = logging.getLogger("hfedatm.handover")
 
@@ -141,5 +143,6 @@ def do(job: Job, work: Work) -> None:
     try:
         job.finish(work(recordfile.load(job.request)))
     except Exception as error:
-        log.exception("job %s failed", job.stem.name)
+        lines = traceback.format_exc().splitlines()
+        log.error("job %s failed:\n%s", job.stem.name, "\n".join(map(printable, lines)))
         job.fail(f"{type(error).__name__}: {error}")
