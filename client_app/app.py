@@ -45,7 +45,7 @@ def train(message: Message, context: Context) -> RecordDict:
     reply = RecordDict({"model": state_to_record(work.model.state_dict())})
     if work.task.send_grams:
         trained = time.perf_counter()
-        reply["grams"] = grams_to_record(work.grams(), work.settings.gram_dtype)
+        reply["grams"] = grams_to_record(work.grams(), work.gram_dtype)
         metrics["gram-seconds"] = time.perf_counter() - trained
     metrics |= work.spend()
     metrics |= {"num-examples": work.num_examples, "seconds": time.perf_counter() - started}
@@ -61,7 +61,7 @@ def measure(message: Message, context: Context) -> RecordDict:
 
     work = _work(message, context)
     started = time.perf_counter()
-    grams = grams_to_record(work.grams(), work.settings.gram_dtype)
+    grams = grams_to_record(work.grams(), work.gram_dtype)
     metrics = {
         "num-examples": work.num_examples,
         "gram-seconds": time.perf_counter() - started,
@@ -98,6 +98,15 @@ def share(message: Message, context: Context) -> RecordDict:
     return secure.share(message.content, context)
 
 
+@app.train("check")
+@answering
+def check(message: Message, context: Context) -> RecordDict:
+    """Secure aggregation: say whose shares are false."""
+    from client_app import secure
+
+    return secure.check(message.content, context)
+
+
 @app.train("mask")
 @answering
 def mask(message: Message, context: Context) -> RecordDict:
@@ -105,6 +114,15 @@ def mask(message: Message, context: Context) -> RecordDict:
     from client_app import secure
 
     return secure.mask(message.content, context)
+
+
+@app.train("sign")
+@answering
+def sign(message: Message, context: Context) -> RecordDict:
+    """Secure aggregation: sign the list of those whose replies are in the sum."""
+    from client_app import secure
+
+    return secure.sign(message.content, context)
 
 
 @app.train("reveal")

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from client_app.ledger import Account, LedgerFile, compact
 from hfedatm.assembly import build_rule
+from hfedatm.errors import UserError
 from hfedatm.privacy import secure_threshold
 from hfedatm.records import Task
 from hfedatm.trust.checking import check_sigma
@@ -23,6 +24,10 @@ from hfedatm_core.privacy.accounting import Budget, Ledger, calibrate_sigma
 from hfedatm_core.privacy.clipping import sensitivity
 from hfedatm_core.privacy.noise import NoiseSource
 from hfedatm_core.privacy.release import GramRelease
+
+LEAST_SHARED_NOISE = 2.0**-26
+"""64 steps of the fixed point: each client rounds its own noise, and only the sum of many is whole
+noise; the sum of Gaussians rounded so finely is a rounded Gaussian but for exp(-2 pi^2 64^2)."""
 
 
 class ClientPrivacy:
@@ -119,6 +124,14 @@ class ClientPrivacy:
             # DP-SGD speaks about one example, which may turn a client's Gram into any other.
             adjacency="replace" if s.dp_sgd and s.privacy_mechanism != "example" else "zero-out",
         )
+        if s.secure_aggregation:
+            narrowest = min(gram.dim for gram in grams.values())
+            if release.noise_std(narrowest) < LEAST_SHARED_NOISE:
+                raise UserError(
+                    f"privacy.clip = {s.privacy_clip:g} makes noise of "
+                    f"{release.noise_std(narrowest):.2g}, which the fixed point of a secure sum "
+                    f"would round away; it must be at least {LEAST_SHARED_NOISE:.2g}"
+                )
         return release.privatise(grams, examples, self.source("grams"))
 
     def source(self, purpose: str) -> NoiseSource:

@@ -70,7 +70,8 @@ def private_loss(model: nn.Module, data: Batches, sigma: float, source: NoiseSou
     model.eval()
     total = 0.0
     for inputs, targets in data:
-        losses = F.cross_entropy(forward(model, inputs), targets, reduction="none")
-        total += float(losses.clamp(max=LOSS_BOUND).sum())
+        losses = F.cross_entropy(forward(model, inputs), targets, reduction="none").cpu().double()
+        # One example that is out of range counts as one, and is not seen in the sum.
+        total += float(losses.nan_to_num(nan=LOSS_BOUND).clamp(0.0, LOSS_BOUND).sum())
     total += sigma * LOSS_BOUND * float(source.normal(1)[0])
     return max(0.0, total / len(data.domain))

@@ -1,45 +1,89 @@
 """Secure aggregation, the client's side.
 
-A client does its work as always, but keeps the reply and answers with public keys. In three short
-exchanges that follow it sends shares of its secrets, the reply as a masked vector, and what takes
-the masks off the sum. Each message may find a new process, so the state between them is a file of
-this client's.
+A client does its work as always, but keeps the reply and answers with public keys. In five short
+exchanges that follow it sends shares of its secrets, says whose shares are false, sends the reply
+as a masked vector, signs the list of those who did, and gives what takes the masks off the sum.
+Each message may find a new process, so the state between them is on this client's disk.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
 
+from client_app.sums import KeptSums
 from hfedatm.privacy import secure_threshold
 from hfedatm.records import Task, arrays_to_record, find_record
-from hfedatm.secure import IN_THE_CLEAR, flatten
+from hfedatm.secure import IN_THE_CLEAR, check_range, flatten
 from hfedatm.state import NodeMemory
+from hfedatm.trust.cohort import step_of, verify_peers
+from hfedatm.trust.enrolment import Identity
+from hfedatm.trust.policy import Policy
 from hfedatm_core.secagg import SecureAggregationError, SecureClient
-from hfedatm_core.secagg.messages import Directory
+from hfedatm_core.secagg.messages import load, take_clients
+
+_MOST_CLIENTS = 100_000
+_SESSION_BYTES = range(16, 65)
 
 
-def withhold(reply: RecordDict, content: RecordDict, task: Task, folder: Path) -> RecordDict:
+@dataclass(frozen=True)
+class Start:
+    """How a station begins a secure sum.
+
+    Attributes
+    ----------
+    session
+        Names the sum.
+    asked
+        How many clients are asked; the threshold follows from it.
+    metrics
+        Numbers to be averaged.
+    """
+
+    session: bytes
+    asked: int
+    metrics: tuple[str, ...]
+
+    @classmethod
+    def of(cls, content: RecordDict) -> Start | None:
+        """Read it from a message; None if the message begins no secure sum."""
+        said = find_record(content, "secure", ConfigRecord)
+        if said is None:
+            return None
+        session, asked, metrics = (said.get(key) for key in ("session", "asked", "metrics"))
+        if not isinstance(session, bytes) or len(session) not in _SESSION_BYTES:
+            raise SecureAggregationError("the station does not name the secure sum")
+        if type(asked) is not int or not 2 <= asked <= _MOST_CLIENTS:
+            raise SecureAggregationError(f"a secure sum of {str(asked)[:20]} clients is refused")
+        if not isinstance(metrics, list) or not all(isinstance(name, str) for name in metrics):
+            raise SecureAggregationError("the station does not say which numbers are to be summed")
+        return cls(session, asked, tuple(metrics))  # type: ignore[arg-type]
+
+
+def withhold(reply: RecordDict, content: RecordDict, task: Task, context: Context) -> RecordDict:
     """Return what to answer instead of ``reply`` when the run aggregates securely."""
     if not task.settings.secure_aggregation:
         return reply
-    asked = find_record(content, "secure", ConfigRecord)
-    if asked is None:
+    start = Start.of(content)
+    if start is None:
         raise SecureAggregationError(
             "secure-aggregation is on, but the station asked for a reply in the clear"
         )
-    layout, vector = flatten(reply, task.settings.gram_weights)
-    client = SecureClient(task.client, asked["session"])  # type: ignore[arg-type]
-    keys = client.advertise()
-    threshold = secure_threshold(task.settings, int(asked["asked"]))  # type: ignore[arg-type]
-    kept = _Kept(folder)
-    kept.clear()
-    kept.write(client, threshold)
-    np.save(kept.vector, vector)
+    layout, vector = flatten(reply, task.settings, start.metrics)
+    check_range(layout, vector, start.asked)
+    client = SecureClient(
+        task.client,
+        start.session,
+        step=step_of(task),
+        threshold=secure_threshold(task.settings, start.asked),
+        smallest_cohort=Policy.current().secure_sum.least_clients,
+    )
+    keys = client.advertise(Identity.load())
+    kept = _kept(task, context)
+    with kept.lock():
+        kept.begin(client, vector)
     clear = {name: v for name, v in reply["metrics"].items() if name in IN_THE_CLEAR}
     return RecordDict(
         {
@@ -52,79 +96,82 @@ def withhold(reply: RecordDict, content: RecordDict, task: Task, folder: Path) -
 
 def share(content: RecordDict, context: Context) -> RecordDict:
     """Answer the key directory with one encrypted share per peer."""
-    kept = _Kept.of(content, context)
-    client, threshold = kept.read()
-    directory = _message(content)
-    # The noise of this reply counts on so many clients to add theirs.
-    if Directory.from_bytes(directory).threshold < threshold:
-        raise SecureAggregationError(
-            f"the station would be content with fewer than the agreed {threshold} clients"
-        )
-    shares = client.share(directory)
-    kept.write(client, threshold)
-    return _answer(shares)
+    kept = _kept(_task(content), context)
+    with kept.lock():
+        client = kept.read()
+        answer = client.share(_message(content), verify_peers(Identity.load()))
+        kept.claim(client).bind("cohort", client.names.values())
+        kept.write(client)
+    return _answer(answer)
+
+
+def check(content: RecordDict, context: Context) -> RecordDict:
+    """Answer the peers' shares with a list of those that are false."""
+    kept = _kept(_task(content), context)
+    with kept.lock():
+        client = kept.read()
+        answer = client.check(_message(content))
+        kept.write(client)
+    return _answer(answer)
 
 
 def mask(content: RecordDict, context: Context) -> RecordDict:
-    """Answer the peers' shares with the masked vector."""
-    kept = _Kept.of(content, context)
-    client, threshold = kept.read()
-    if client.stage != "mask":
-        raise SecureAggregationError(f"client {client.client} is at stage {client.stage!r}")
-    masked = client.mask(_message(content), np.load(kept.vector, allow_pickle=False))
-    kept.write(client, threshold)
-    kept.vector.unlink()
+    """Answer the list of participants with the masked vector."""
+    kept = _kept(_task(content), context)
+    with kept.lock():
+        client = kept.read()
+        participants = _clients(content, "participants")
+        client.expect("mask")
+        masked = client.mask(participants, kept.vector())
+        claim = kept.claim(client)
+        claim.bind("cohort", client.names.values())
+        kept.keep(claim, client)
+        kept.write(client)
+        kept.forget_vector()
     return RecordDict({"masked": arrays_to_record({"vector": masked})})
 
 
+def sign(content: RecordDict, context: Context) -> RecordDict:
+    """Answer the list of survivors with a signature under it."""
+    kept = _kept(_task(content), context)
+    with kept.lock():
+        client = kept.read()
+        answer = client.sign(_clients(content, "survivors"))
+        claim = kept.claim(client)
+        claim.bind("survivors", (client.names[survivor] for survivor in client.survivors))
+        kept.keep(claim, client)
+        kept.write(client)
+    return _answer(answer)
+
+
 def reveal(content: RecordDict, context: Context) -> RecordDict:
-    """Answer the list of survivors with the shares that take the masks off."""
-    kept = _Kept.of(content, context)
-    client, threshold = kept.read()
-    survivors: list[int] = content["secure"]["survivors"]  # type: ignore[assignment, index]
-    shares = client.reveal(survivors)
-    kept.write(client, threshold)
-    return _answer(shares)
+    """Answer the signatures of the survivors with the shares that take the masks off."""
+    kept = _kept(_task(content), context)
+    with kept.lock():
+        client = kept.read()
+        answer = client.reveal(_message(content))
+        kept.write(client)
+    return _answer(answer)
 
 
-class _Kept:
-    """What a client keeps between the exchanges of one secure sum; the next one replaces it."""
+def _kept(task: Task, context: Context) -> KeptSums:
+    """Return what this client keeps; an enrolled node is one client, whatever a task calls it."""
+    own = Identity.load()
+    name = own.name if own else f"client-{task.client}"
+    state_dir: Any = context.node_config.get("state-dir")
+    return KeptSums(NodeMemory(task.run, name, state_dir).folder)
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / "secure"
-        self._state = self._folder / "state"
-        self.vector = self._folder / "vector.npy"
 
-    @classmethod
-    def of(cls, content: RecordDict, context: Context) -> _Kept:
-        task = Task.from_record(content["task"])  # type: ignore[arg-type]
-        state_dir = context.node_config.get("state-dir")
-        memory = NodeMemory(task.run, f"client-{task.client}", state_dir)  # type: ignore[arg-type]
-        return cls(memory.folder)
-
-    def clear(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True, mode=0o700)
-
-    def read(self) -> tuple[SecureClient, int]:
-        try:
-            threshold, _, state = self._state.read_bytes().partition(b"\n")
-        except FileNotFoundError:
-            raise SecureAggregationError("this client has no secure sum under way") from None
-        return SecureClient.from_bytes(state), int(threshold)
-
-    def write(self, client: SecureClient, threshold: int) -> None:
-        """Keep the state; called before an answer leaves, so that no stage is answered twice."""
-        part = self._state.with_suffix(".part")
-        with part.open("wb") as file:
-            file.write(b"%d\n" % threshold + client.to_bytes())
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self._state)
+def _task(content: RecordDict) -> Task:
+    return Task.from_record(content["task"])  # type: ignore[arg-type]
 
 
 def _message(content: RecordDict) -> bytes:
     return content["secure"]["message"]  # type: ignore[return-value, index]
+
+
+def _clients(content: RecordDict, what: str) -> list[int]:
+    return take_clients(load(_message(content), f"the list of {what}"), what, "the message")
 
 
 def _answer(message: bytes) -> RecordDict:

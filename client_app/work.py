@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.app import ArrayRecord, Context, RecordDict
 
 from client_app.data import Batches, client_data, data_identity
 from client_app.methods.base import State
-from client_app.secure import withhold
+from client_app.secure import Start, withhold
 from client_app.training import evaluate, learning_rate, torch_threads, train_locally
 from hfedatm.assembly import build_method, build_model, example_grams, pick_device
 from hfedatm.errors import UserError
 from hfedatm.plugins import check_call, import_object
-from hfedatm.privacy import is_private
+from hfedatm.privacy import gram_examples, is_private
 from hfedatm.records import Task, find_record, record_to_state
 from hfedatm.seeding import derive, seed_torch
 from hfedatm.state import NodeMemory
@@ -38,6 +38,12 @@ class LocalWork:
         settings = self.settings = self.task.settings
         self.device = pick_device(settings)
         self.method = build_method(settings)
+        # The server checks it too, but whose server is it?
+        if settings.dp_sgd and self.task.kind != "evaluate" and not self.method.per_example_loss:
+            raise UserError(
+                f"dp-sgd: client-method = {settings.client_method!r} mixes examples or sends "
+                "more than the model, which DP-SGD does not cover"
+            )
         self.data = client_data(settings, self.task.client, context.node_config)
         self.received = record_to_state(content["model"])  # type: ignore[arg-type]
         shared = find_record(content, "shared", ArrayRecord)
@@ -50,8 +56,8 @@ class LocalWork:
             context.node_config.get("state-dir"),  # type: ignore[arg-type]
         )
         self.num_examples = len(self.data.train)
-        secure = find_record(content, "secure", ConfigRecord)
-        self.asked = int(secure["asked"]) if secure else 1  # type: ignore[arg-type]
+        start = Start.of(content)
+        self.asked = start.asked if start else 1
         self.privacy = self._privacy() if is_private(settings) else None
         self.model.to(self.device)
         self._moment = (self.task.round, self.task.station_round)
@@ -93,11 +99,6 @@ class LocalWork:
         from client_app.private_training import train_privately
 
         assert self.privacy is not None
-        if not self.method.per_example_loss:  # the server checks it, but whose server is it?
-            raise UserError(
-                f"dp-sgd: client-method = {self.settings.client_method!r} mixes examples or sends "
-                "more than the model, which DP-SGD does not cover"
-            )
         return train_privately(
             self.model,
             self.method,
@@ -127,8 +128,7 @@ class LocalWork:
                 bias=s.regmean_bias == "exact",
             )
         if self.privacy and s.privacy_mechanism != "none":
-            used = min(self.num_examples, s.gram_batches * s.batch_size or self.num_examples)
-            return self.privacy.release(grams, used, self.asked)
+            return self.privacy.release(grams, gram_examples(s, self.num_examples), self.asked)
         for layer, gram in grams.items():
             if gram.rows < s.gram_min_rows:
                 raise UserError(
@@ -138,13 +138,22 @@ class LocalWork:
                 )
         return grams
 
+    @property
+    def gram_dtype(self) -> str:
+        """Return the type in which Grams leave.
+
+        Not rounded for a secure sum: the sum of numbers that were rounded each to steps of its own
+        size can be taken apart again.
+        """
+        return "float64" if self.settings.secure_aggregation else self.settings.gram_dtype
+
     def spend(self) -> dict[str, float]:
         """Book what the reply releases, before it leaves; return what to report of it."""
         return {"epsilon": self.privacy.spend()} if self.privacy else {}
 
     def deliver(self, reply: RecordDict) -> RecordDict:
         """Return the reply, or with secure aggregation what stands for it until it is masked."""
-        return withhold(reply, self.content, self.task, self.memory.folder)
+        return withhold(reply, self.content, self.task, self._context)
 
     def evaluate(self) -> dict[str, float]:
         """Return loss and accuracy counts on the validation examples, in all and by domain."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from torch import nn
 import client_app.methods
 import hfedatm_core.data
 import hfedatm_core.models
+import hfedatm_core.robust.rules
 import server_app.rules
 from client_app.methods.base import Method
 from hfedatm.errors import UserError
@@ -25,6 +26,7 @@ from hfedatm.trust.policy import Policy
 from hfedatm_core import Gram, collect_grams, forward
 from hfedatm_core.data import DataSpec, DomainData
 from hfedatm_core.discovery import check_options
+from hfedatm_core.robust.rules.base import RobustRule
 from server_app.rules.base import Rule
 
 
@@ -71,6 +73,15 @@ def build_rule(settings: Settings) -> Rule:
     cls = find_class("server-rule", settings.server_rule, server_app.rules, Rule, "hfedatm.rules")
     rule: Rule = construct("rule-params", cls, parse_params(settings.rule_params))
     rule.check(settings)
+    return rule
+
+
+def build_robust(settings: Settings, tier: Literal["clients", "stations"]) -> RobustRule:
+    """Make the robust rule that stands before the mean of a tier's updates."""
+    key = f"robust-{tier}"
+    name = settings.robust_clients if tier == "clients" else settings.robust_stations
+    cls = find_class(key, name, hfedatm_core.robust.rules, RobustRule, "hfedatm.robust")
+    rule: RobustRule = construct(key, cls, {"liars": settings.robust_liars})
     return rule
 
 

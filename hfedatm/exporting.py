@@ -22,6 +22,7 @@ from hfedatm.runs import Run
 from hfedatm.settings import Settings
 from hfedatm.trust import authorship
 from hfedatm_core.data import DataSpec
+from hfedatm_files import replacing
 from server_app.scores import summarise
 
 
@@ -95,7 +96,6 @@ def write_onnx(model: nn.Module, spec: DataSpec, path: Path) -> None:
 
     inputs: Any = spec.example()
     named = inputs if isinstance(inputs, dict) else {"image": inputs}
-    part = path.with_suffix(".part")
     try:
         program = torch.onnx.export(
             model.eval().cpu(),
@@ -106,11 +106,10 @@ def write_onnx(model: nn.Module, spec: DataSpec, path: Path) -> None:
             dynamo=True,
             verbose=False,
         )
-        program.save(str(part))
+        with replacing(path) as part:
+            program.save(str(part))
     except Exception as error:  # the exporter's errors are of many kinds
-        part.unlink(missing_ok=True)
         raise UserError(f"--onnx: {type(model).__name__} cannot be exported: {error}") from error
-    part.replace(path)
 
 
 def _settings(run: Run) -> Settings:

@@ -60,6 +60,11 @@ def secure_threshold(s: Settings, asked: int) -> int:
     return max(2, math.ceil(s.secure_threshold * asked - 1e-9))
 
 
+def gram_examples(s: Settings, examples: int) -> int:
+    """Return how many of a client's examples its Grams are made of, and so what they weigh."""
+    return min(examples, s.gram_batches * s.batch_size or examples)
+
+
 def statement(s: Settings, grams: bool = True) -> str:
     """Say in a sentence or two what this run protects and what it does not.
 

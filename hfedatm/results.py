@@ -30,6 +30,7 @@ from hfedatm.roundlines import BadLine, read_line
 from hfedatm.settings import Settings, validate
 from hfedatm.text import printable
 from hfedatm.trust import authorship
+from hfedatm_files import PRIVATE, replacing, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -112,8 +113,8 @@ class RunFolder:
         number = int(record["round"])
         if server:
             _save(self.path / f"server-{number}.safetensors", server)
-        score = _source_accuracy(record)
-        earlier = [s for s in map(_source_accuracy, self.rounds()) if s is not None]
+        score = _source_score(record)
+        earlier = [s for s in map(_source_score, self.rounds()) if s is not None]
         if score is not None and all(score > other for other in earlier):
             _save(self.path / "best.safetensors", model, {"round": str(number)})
         _save(
@@ -138,9 +139,7 @@ class RunFolder:
             raise UserError(f"{last} is not the model of a round: {printable(error)}") from None
         finished = [r for r in self.rounds() if r["round"] < number]
         rounds = self.path / "rounds.jsonl"
-        part = rounds.with_suffix(".part")
-        part.write_text("".join(json.dumps(r) + "\n" for r in [*finished, line]))
-        part.replace(rounds)
+        write_text(rounds, "".join(json.dumps(r) + "\n" for r in [*finished, line]))
         server = self.path / f"server-{number}.safetensors"
         return number, model, read_tensors(server)[0] if server.is_file() else {}
 
@@ -187,9 +186,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _source_accuracy(record: Mapping[str, Any]) -> float | None:
+def _source_score(record: Mapping[str, Any]) -> float | None:
     source = record.get("source")
-    return None if source is None else float(source["accuracy"])
+    return None if source is None else float(source.get("score", source["accuracy"]))
 
 
 def read_tensors(path: Path) -> tuple[State, dict[str, str]]:
@@ -220,12 +219,9 @@ def load_weights(model: nn.Module, state: State, path: Path) -> None:
 def _save(path: Path, state: State, metadata: dict[str, str] | None = None) -> None:
     from safetensors.torch import save_file
 
-    part = path.with_suffix(".part")
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, part, metadata)
-    part.replace(path)
+    with replacing(path, mode=PRIVATE) as part:
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, part, metadata)
 
 
 def _write_json(path: Path, value: Any) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_text(path, json.dumps(value, indent=2) + "\n")

@@ -191,6 +191,30 @@ class Settings(BaseModel):
     max_examples: int = Field(
         1_000_000, ge=1, description="a client that claims to have more is left out"
     )
+    bound_factor: float = Field(
+        2.0, ge=0, description="times the median that an update may move a tensor; 0 is no bound"
+    )
+    claim_factor: float = Field(
+        3.0, ge=0, description="times the median that a node's examples count; 0 is no bound"
+    )
+    least_agreement: float = Field(
+        0.25,
+        ge=0,
+        lt=1,
+        description="of the median agreement that an update must reach to enter; 0 is off",
+    )
+    robust_clients: str = Field(
+        "none", description="robust rule of the stations: built-in name or 'package.module:Class'"
+    )
+    robust_stations: str = Field(
+        "none", description="robust rule of the server: built-in name or 'package.module:Class'"
+    )
+    robust_liars: int = Field(
+        1, ge=0, description="hostile children of one parent that a robust rule withstands"
+    )
+    max_fall: float = Field(
+        0.25, ge=0, le=1, description="fall of source accuracy that undoes a round; 0 is off"
+    )
     max_reply_mb: float = Field(
         0.0,
         ge=0,
@@ -222,7 +246,21 @@ class Settings(BaseModel):
             except ValueError as error:
                 raise ValueError(f"{_key(key)}: {error}") from None
         check_privacy_settings(self)
+        self._check_robust()
         return self
+
+    def _check_robust(self) -> None:
+        if self.secure_aggregation and self.robust_clients != "none":
+            raise ValueError(
+                f"robust-clients: got {self.robust_clients!r}; with secure-aggregation a station "
+                "sees only a sum: choose none, and let the server compare stations "
+                "(robust-stations)"
+            )
+        if self.station_start == "own" and self.robust_stations != "none":
+            raise ValueError(
+                f"robust-stations: got {self.robust_stations!r}; with station-start=own the "
+                "stations' models cannot be compared number by number: choose none"
+            )
 
     @property
     def num_clients(self) -> int:

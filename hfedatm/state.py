@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from hfedatm.errors import UserError
+from hfedatm_files import PRIVATE, replacing
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 """What may name a run or a node in a path: one part of it, never a way out of the folder."""
@@ -74,9 +75,8 @@ class NodeMemory:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._forget_old_runs()
         path = self._path(at)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
-        part.replace(path)
+        with replacing(path, mode=PRIVATE) as part:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
         rounds = sorted({moment[0] for moment in self._moments()})[: -self.KEPT]
         for moment in self._moments():
             if moment[0] in rounds:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from hfedatm_core.averaging import MeanAccumulator, check_finite
@@ -146,12 +147,12 @@ def merge(
         aligned = _align(aligner, update, who)
         state = to_second_moments(aligned.state) if pool_variances else aligned.state
         # The aligner has compared the station with the reference.
-        mean.add(state, update.num_examples, who, checked=aligner is not None)
+        mean.add(state, update.num_examples * update.share, who, checked=aligner is not None)
         if layers is not None:
             if aligner is None:  # which checks its Grams itself
                 check_grams(update.grams, update.state, who)
             gamma = update.num_clients if coefficients == "clients" else update.num_examples
-            layers.add(who, aligned.state, aligned.grams, gamma)
+            layers.add(who, aligned.state, aligned.grams, gamma * update.share)
         stations[who] = _group_reports(aligned)
         permutations[who] = aligned.permutations
         del update, aligned, state  # so that two updates never meet in memory
@@ -173,9 +174,20 @@ def _align(aligner: Aligner | None, update: Update, who: str) -> Alignment:
     if aligner is None:
         return Alignment(dict(update.state), dict(update.grams), {}, {}, {}, {})
     try:
-        return aligner(update.state, update.grams)
+        aligned = aligner(update.state, update.grams)
     except ValueError as error:
         raise ValueError(f"{who}: {error}") from error
+    if update.reach is None or not any(aligned.moved.values()):
+        return aligned
+    moved = {n: v for n, v in aligned.state.items() if v is not update.state[n]}
+    return aligned if update.reach.holds(moved) else _in_place(aligned, update)
+
+
+def _in_place(aligned: Alignment, update: Update) -> Alignment:
+    """Return what the alignment would be without any permutation."""
+    same = {group: torch.arange(len(index)) for group, index in aligned.permutations.items()}
+    unmoved, cost = dict.fromkeys(aligned.moved, 0), aligned.identity_cost
+    return Alignment(dict(update.state), dict(update.grams), same, unmoved, cost, cost)
 
 
 def _named(

@@ -58,6 +58,8 @@ class RoundKeeper:
             log.warning(
                 "  left out: %s: %s", printable(failure["node"]), printable(failure["reason"])
             )
+        for cut in record["cuts"]:
+            log.warning("  cut back: %s: %s", printable(cut["node"]), printable(cut["reason"]))
 
     def finish(self) -> dict[str, Any]:
         """Write and say the outcome; a run in which no round changed the model has failed."""

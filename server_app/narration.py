@@ -55,6 +55,8 @@ def round_line(record: Mapping[str, Any], settings: Settings) -> str:
         parts.insert(-1, _spent(record["privacy"]))
     if "kept" in record:
         parts.append(f"MODEL KEPT: {printable(record['kept'])}")
+    if "taken_back" in record:
+        parts.append(f"TAKEN BACK: {printable(record['taken_back'])}")
     return " | ".join(parts)
 
 

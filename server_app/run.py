@@ -17,6 +17,7 @@ from client_app.work import load_train_fn
 from hfedatm.assembly import (
     build_method,
     build_model,
+    build_robust,
     build_rule,
     example_grams,
     load_data,
@@ -72,6 +73,8 @@ def check(settings: Settings) -> None:
     model = build_model(settings, data.spec, method)
     try_model(settings, model, data.spec)
     check_privacy(settings, build_rule(settings), method, model, data.spec)
+    for tier in ("clients", "stations"):
+        build_robust(settings, tier)
     check_trackers(settings)
     if settings.train_fn:
         load_train_fn(settings)
@@ -88,6 +91,8 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
         load_weights(model, state, folder.path / "last.safetensors")
     strategy = make_strategy(folder, data.spec, method, model, done)
     strategy.restore(remembered)
+    scores = [record["source"] for record in folder.rounds() if "source" in record]
+    strategy.resume(model.state_dict(), scores[-1] if scores else None)
     keeper = RoundKeeper(folder, strategy, model, data)
     target = target_domain(settings, data)
     log.info(header(settings, target, data, folder.path, done, bool(strategy.layers)))

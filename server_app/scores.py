@@ -6,19 +6,27 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hfedatm_core.robust.counting import bounded_counts, score
 
-def source_scores(evaluated: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+
+def source_scores(
+    evaluated: Mapping[str, Mapping[str, float]], claim_factor: float = 0.0
+) -> dict[str, Any]:
     """Return scores from the stations' counts, by station.
 
     A station sends ``correct``, ``num-examples`` and ``loss-sum``, and the first two once more per
-    domain as ``correct/<domain>`` and ``num-examples/<domain>``.
+    domain as ``correct/<domain>`` and ``num-examples/<domain>``. Its examples count up to
+    ``claim_factor`` times the median (0: as they are). The best model is chosen by ``score``.
     """
+    bounded = bounded_counts(list(evaluated.values()), claim_factor)
+    evaluated = dict(zip(evaluated, bounded, strict=True))
     total: Counter[str] = Counter()
     for counts in evaluated.values():
         total.update(counts)  # type: ignore[arg-type]
     return {
         "accuracy": total["correct"] / total["num-examples"],
         "loss": total["loss-sum"] / total["num-examples"],
+        "score": score(bounded),
         "domains": {
             domain: {"accuracy": total[f"correct/{domain}"] / examples, "examples": int(examples)}
             for domain, examples in sorted(_examples(total).items())
@@ -33,10 +41,15 @@ def source_scores(evaluated: Mapping[str, Mapping[str, float]]) -> dict[str, Any
     }
 
 
+def source_score(source: Mapping[str, Any]) -> float:
+    """Return what the best model is chosen by."""
+    return float(source.get("score", source["accuracy"]))
+
+
 def summarise(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the outcome: the last round, the best by source validation, and what it took."""
     scored = [r for r in rounds if "source" in r]
-    best = max(scored, key=lambda r: (r["source"]["accuracy"], -r["round"]), default=None)
+    best = max(scored, key=lambda r: (source_score(r["source"]), -r["round"]), default=None)
     return {
         "rounds": len(rounds),
         "last": _scores(rounds[-1]) if rounds else None,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch.linalg import LinAlgError
 
 from client_app.methods.base import Method
+from hfedatm.admission import Admission
 from hfedatm.plugins import calling
 from hfedatm.privacy import is_private
 from hfedatm.records import (
@@ -31,6 +34,7 @@ from hfedatm_core.tensors import is_finite
 from server_app.diagnostics import RoundDiagnostics
 from server_app.rules.base import Rule, Situation
 from server_app.scores import source_scores
+from server_app.undoing import Accepted, fall, sentence
 
 MOST_NOTED = 1000
 """Failures that the record of a round lists."""
@@ -82,23 +86,44 @@ class HFedATMStrategy(Strategy):
         self._broadcast: State = {}
         self.epsilon = 0.0
         """The most that any client has reported as spent."""
+        self._standing: dict[str, float] = {}
+        self._accepted: Accepted | None = None
+        self._judged = ArrayRecord()
 
     def summary(self) -> None:
         """Log nothing: the run prints its own header."""
 
     def remember(self) -> State:
         """Return everything but the model that a resumed run needs."""
-        parts = {"shared": self.shared, "rule": self.rule.remember(), "start": self._broadcast}
+        standing = {name: torch.tensor(value) for name, value in self._standing.items()}
+        parts = {**self._memory(), "standing": standing}
+        if self._accepted and self._accepted.round != self.record.get("round"):
+            parts |= self._accepted.to_memory()  # of an earlier round than the model at hand
         return {f"{part}/{n}": t for part, state in parts.items() for n, t in state.items()}
 
     def restore(self, memory: State) -> None:
         """Take up what `remember` returned."""
+        parts: dict[str, State] = {}
+        for key, tensor in memory.items():
+            part, _, name = key.partition("/")
+            parts.setdefault(part, {})[name] = tensor
+        self._put_back(parts)
+        self._standing = {name: float(value) for name, value in parts.get("standing", {}).items()}
+        self._accepted = Accepted.from_memory(parts)
 
-        def part(prefix: str) -> State:
-            return {n.removeprefix(prefix): t for n, t in memory.items() if n.startswith(prefix)}
+    def resume(self, model: State, source: Mapping[str, Any] | None) -> None:
+        """Go on after a round: its model, and the scores of the last one that was accepted."""
+        if source and self._accepted:
+            self._accepted = replace(self._accepted, source=source)
+        elif source:
+            self._accepted = Accepted(model, self._memory(), source, self.done)
 
-        self.shared, self._broadcast = part("shared/"), part("start/")
-        self.rule.restore(part("rule/"))
+    def _memory(self) -> dict[str, State]:
+        return {"shared": self.shared, "rule": self.rule.remember(), "start": self._broadcast}
+
+    def _put_back(self, parts: Mapping[str, State]) -> None:
+        self.shared, self._broadcast = parts.get("shared", {}), parts.get("start", {})
+        self.rule.restore(parts.get("rule", {}))
 
     # --- training
 
@@ -116,6 +141,7 @@ class HFedATMStrategy(Strategy):
         self.record = {
             "round": self._round,
             "failures": [],
+            "cuts": [],
             "bytes_up": {"clients": 0, "stations": 0},
         }
         shown = self.settings.diagnostics and self._round in (1, self.settings.rounds)
@@ -127,10 +153,11 @@ class HFedATMStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Merge the stations' updates as they come in; too few of them leave the model as it is."""
+        """Merge the stations' updates; too few of them leave the model as it is."""
         stations: list[dict[str, Any]] = []
         started, self._waited = time.perf_counter(), 0.0
-        updates: Iterable[Update] = self._updates(replies, stations)
+        admission = self._hold(replies, stations)
+        updates: Iterable[Update] = iter(admission)
         if self.look:
             updates = self.look.watch(updates)
         if self.settings.reference == "medoid":
@@ -144,8 +171,11 @@ class HFedATMStrategy(Strategy):
                 _check_merged(merged, self._reference)
             except (ValueError, ArithmeticError, LinAlgError) as error:
                 merged, why = None, printable(f"merge: {error}")
-        for _ in updates:  # a rule that stopped early leaves nobody waiting
-            pass
+        self._standing = admission.standing
+        for failure in admission.left_out():
+            self._note(failure)
+        self.record["cuts"] += [failure.to_dict() for failure in admission.cut_back()]
+        admission.close()
         clients = sum(station["num-clients"] for station in stations)
         examples = sum(station["num-examples"] for station in stations)
         self.record |= {
@@ -181,42 +211,49 @@ class HFedATMStrategy(Strategy):
         self._broadcast = {} if broadcast is merged.state else broadcast
         return state_to_record(merged.state), None
 
-    def _updates(
-        self, replies: Iterable[Message], stations: list[dict[str, Any]]
-    ) -> Iterator[Update]:
-        """Yield one checked update at a time; who fails a check is recorded and left out."""
+    def _hold(self, replies: Iterable[Message], stations: list[dict[str, Any]]) -> Admission:
+        """Check and hold all updates; who fails a check is recorded and left out."""
         expected = self._expected(
             arrays=self._reference,
             layers=self._layers,
             needed=("loss", *self.rule.reports, *self.rule.station_reports),
             check=self.rule.check_report,
         )
+        nodes: dict[str, int] = {}
+        own = self.start_of if self._round == 1 else None
+        admission = Admission(
+            self.settings,
+            "stations",
+            self._reference,
+            earlier=self._standing,
+            start_of=own and (lambda update: record_to_state(own(nodes[update.name]))),
+        )
         asked_at = time.perf_counter()
         for update in checked(replies, lambda r: read_update(r, expected), "station", self._note):
+            self._waited += time.perf_counter() - asked_at
             self._note_update(update)
             stations.append(_summary(update))
-            self._waited += time.perf_counter() - asked_at
-            yield Update(
-                state=update.state,
-                grams=update.grams,
-                num_examples=update.examples,
-                num_clients=update.clients,
-                name=update.name,
-                metrics=update.metrics,
-            )
+            nodes[update.name] = update.node
+            admission.add(update.as_update())
             del update
             asked_at = time.perf_counter()
         self._waited += time.perf_counter() - asked_at
+        return admission
 
     def _share(self, arrays: ArrayRecord, grid: Grid) -> None:
         mean = MeanAccumulator()
         messages = self._messages("prepare", "train.prepare", arrays, grid)
         replies = grid.send_and_receive(messages, timeout=self.settings.station_timeout)
         expected = self._expected(arrays=self.template, record="shared")
+        admission = Admission(self.settings, "stations", self.template, compare=False)
         for update in checked(replies, lambda r: read_update(r, expected), "station", self._note):
-            mean.add(update.state, update.examples, update.name, checked=True)
             self._note_update(update)
+            admission.add(update.as_update())
             del update
+        for admitted in admission:
+            mean.add(admitted.state, admitted.num_examples, admitted.name, checked=True)
+            del admitted
+        admission.close()
         if mean.count:
             self.shared = self.method.blend(self.shared, mean.result())
 
@@ -230,6 +267,7 @@ class HFedATMStrategy(Strategy):
         if not due or not self.settings.validation_fraction:
             self._asked = 0
             return []
+        self._judged = arrays
         return self._messages("evaluate", MessageType.EVALUATE, arrays, grid)
 
     def aggregate_evaluate(
@@ -245,8 +283,23 @@ class HFedATMStrategy(Strategy):
                 evaluated[scores.name] = {**scores.counts, "loss-sum": scores.loss_sum}
         if not evaluated:
             return None
-        self.record["source"] = found = source_scores(evaluated)
+        found = source_scores(evaluated, self.settings.claim_factor)
+        before, most = self._accepted, self.settings.max_fall
+        if before and most and fall(before.source, found) > most:
+            self._take_back(before, found)
+        else:
+            model = record_to_state(self._judged)
+            self._accepted = Accepted(model, self._memory(), found, self._round)
+            self.record["source"] = found
         return MetricRecord({"accuracy": found["accuracy"], "loss": found["loss"]})
+
+    def _take_back(self, before: Accepted, found: Mapping[str, Any]) -> None:
+        """Go on from the last accepted model, as if this round had not been."""
+        self.record |= {"source": before.source, "taken_back": sentence(before.source, found)}
+        self._put_back(before.memory)
+        # Flower goes on from this record and knows no other way back.
+        self._judged.clear()
+        self._judged.update(state_to_record(before.model))
 
     # --- both
 
@@ -288,6 +341,8 @@ class HFedATMStrategy(Strategy):
     def _note_update(self, update: NodeUpdate) -> None:
         for failure in update.failures:
             self._note(failure, update.name)
+        for cut in update.cuts:
+            self.record["cuts"].append({"node": f"{update.name}, {cut.node}", "reason": cut.reason})
         self.record["bytes_up"]["stations"] += update.bytes
         self.record["bytes_up"]["clients"] += update.bytes_below
 

@@ -1,13 +1,15 @@
 """Secure aggregation, the station's side: from messages to one reply that is all clients' mean.
 
 The station passes keys and encrypted shares on, adds up masked vectors as they arrive, and learns
-nothing but their sum. Clients may drop out at any stage; whoever is left, at least
-``secure-threshold`` of those asked, is enough to take the masks off.
+nothing but their sum. Clients may drop out or lie at any stage; whoever is left, at least
+``secure-threshold`` of those asked, is enough to take the masks off. What a client's vector is made
+of follows from what the station waits for, and not from what a client says.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
@@ -16,22 +18,28 @@ from flwr.serverapp import Grid
 
 from hfedatm.handover.recordfile import content_bytes
 from hfedatm.privacy import secure_threshold
-from hfedatm.records import BadReply, record_to_arrays
+from hfedatm.records import BadReply, Task, record_to_arrays
 from hfedatm.runtime.streaming import NO_REPLY
-from hfedatm.secure import IN_THE_CLEAR, Layout, mean_reply
-from hfedatm.settings import Settings
-from hfedatm.wire import open_reply, reason_of
+from hfedatm.secure import IN_THE_CLEAR, Layout, mean_reply, read_groups
+from hfedatm.trust.cohort import step_of, verify_members
+from hfedatm.wire import Expected, open_reply, reason_of
+from hfedatm.wire.expected import ALLOWANCE, lowered
+from hfedatm.wire.numbers import read_metrics
 from hfedatm_core.secagg import Aggregator, SecureAggregationError
+from hfedatm_core.secagg.messages import dump
 
 Take = Callable[[int, RecordDict], None]
 
+_PER_CLIENT = 512
+"""Bytes that a stage's message may have for each client, beside the masked vector."""
+
 
 def gather_securely(
-    grid: Grid, messages: Iterable[Message], settings: Settings
+    grid: Grid, messages: Iterable[Message], expected: Expected
 ) -> Iterator[Message]:
     """Send messages; yield one reply that stands for all survivors, and an error for each other."""
     asked = {message.metadata.dst_node_id: message for message in messages}
-    total = _SecureSum(grid, asked, settings)
+    total = _SecureSum(grid, asked, expected)
     content: RecordDict | None = None
     try:
         content = total.run()
@@ -47,48 +55,91 @@ def gather_securely(
 class _SecureSum:
     """One sum, stage by stage."""
 
-    def __init__(self, grid: Grid, asked: Mapping[int, Message], settings: Settings) -> None:
-        self._grid, self._asked, self._settings = grid, asked, settings
+    def __init__(self, grid: Grid, asked: Mapping[int, Message], expected: Expected) -> None:
+        self._grid, self._asked, self._expected = grid, asked, expected
         self.present = sorted(asked)
         """Clients that have answered every stage so far."""
         self.lost: dict[int, str] = {}
         self._session = secrets.token_bytes(16)
-        self._keys: dict[int, bytes] = {}
-        self._layout: Layout | None = None
+        self._keys: dict[int, object] = {}
+        self._layouts: dict[int, Layout] = {}
         self._metrics: dict[int, dict[str, float]] = {}
         self._bytes = 0
 
     def run(self) -> RecordDict:
         """Return the mean reply of the clients that stayed."""
         for message in self._asked.values():
-            start = {"session": self._session, "asked": len(self._asked)}
+            start = {
+                "session": self._session,
+                "asked": len(self._asked),
+                "metrics": list(self._expected.needed),
+            }
             message.content["secure"] = ConfigRecord(start)  # type: ignore[arg-type]
         self._stage([self._asked[client] for client in self.present], self._take_keys)
-        if self._layout is None:
-            raise SecureAggregationError("no client has anything to add up")
-        threshold = secure_threshold(self._settings, len(self._asked))
-        total = Aggregator(self._session, self._layout.size, threshold=threshold)
-        for client in self.present:
-            total.advertised(client, self._keys[client])
+        layout = self._agreed_layout()
+        threshold = secure_threshold(self._expected.settings, len(self._asked))
+        task = Task.from_record(next(iter(self._asked.values())).content["task"])  # type: ignore[arg-type]
+        total = Aggregator(
+            self._session,
+            layout.size,
+            step=step_of(task),
+            threshold=threshold,
+            verify=verify_members(),
+        )
+        self._each(total.advertised)
         directory = total.directory()
-
-        self._ask("share", lambda _: {"message": directory}, _message_to(total.shared))
-        self._ask("mask", lambda client: {"message": total.inbox(client)}, self._add_to(total))
+        self._ask("share", lambda _: directory, _message_to(total.shared))
+        self._ask("check", total.inbox, _message_to(total.checked))
+        chosen = total.participants()
+        self._leave_out(total.refused)
+        self._ask("mask", lambda _: dump(participants=chosen), self._add_to(total))
         # A client that goes now has delivered already: it stays in the sum.
         survivors = total.survivors()
-        self._ask("reveal", lambda _: {"survivors": survivors}, _message_to(total.revealed))
-        self.present = survivors
-        self.lost = {c: reason for c, reason in self.lost.items() if c not in survivors}
-        return self._mean(total.result(), len(survivors))
+        lost = dict(self.lost)
+        self._ask("sign", lambda _: dump(survivors=survivors), _message_to(total.signed))
+        signatures = total.signatures()
+        self._ask("reveal", lambda _: signatures, _message_to(total.revealed))
+        self.present, self.lost = survivors, lost
+        return self._mean(layout, total.result())
 
     def _take_keys(self, client: int, content: RecordDict) -> None:
-        layout = Layout.from_record(content["layout"])  # type: ignore[arg-type]
-        self._layout = self._layout or layout
-        if layout != self._layout:
-            raise BadReply("its reply is made of other parts than those of the other clients")
-        self._keys[client] = content["keys"]["message"]  # type: ignore[index, assignment]
-        clear = content["metrics"]
-        self._metrics[client] = {n: float(clear[n]) for n in IN_THE_CLEAR if n in clear}  # type: ignore[operator, index, arg-type]
+        groups, digest = read_groups(content.get("layout"))
+        e = self._expected
+        layout = Layout.expected(e.needed, e.record, e.arrays, e.layers, groups)
+        if layout.digest != digest:
+            raise BadReply("its reply is made of other parts than the model that was sent")
+        clear = read_metrics(content)
+        self._keys[client] = content["keys"]["message"]  # type: ignore[index]
+        self._metrics[client] = {name: clear[name] for name in IN_THE_CLEAR if name in clear}
+        self._layouts[client] = layout
+
+    def _agreed_layout(self) -> Layout:
+        """Return the layout of most; they can differ in which layers share a Gram, no further."""
+        counts = Counter(self._layouts[client] for client in self.present)
+        if not counts:
+            raise SecureAggregationError("no client has anything to add up")
+        agreed, _ = counts.most_common(1)[0]
+        self._leave_out(
+            {
+                client: "other layers share a Gram in its reply than in those of most clients"
+                for client in self.present
+                if self._layouts[client] != agreed
+            }
+        )
+        return agreed
+
+    def _each(self, take: Callable[[int, object], None]) -> None:
+        """Hand over the keys; whose are refused is out."""
+        for client in self.present:
+            try:
+                take(client, self._keys[client])
+            except Exception as error:  # of any class: it is this client's failure
+                self.lost[client] = f"secure aggregation: {reason_of(error)}"
+        self.present = [client for client in self.present if client not in self.lost]
+
+    def _leave_out(self, reasons: Mapping[int, str]) -> None:
+        self.lost |= {client: f"secure aggregation: {why}" for client, why in reasons.items()}
+        self.present = [client for client in self.present if client not in self.lost]
 
     def _add_to(self, total: Aggregator) -> Take:
         def take(client: int, content: RecordDict) -> None:
@@ -98,58 +149,54 @@ class _SecureSum:
 
         return take
 
-    def _mean(self, total: np.ndarray, survivors: int) -> RecordDict:
-        assert self._layout is not None
-        reply = mean_reply(self._layout, total, survivors, self._settings.gram_weights)
-        per_client = self._bytes // survivors
+    def _mean(self, layout: Layout, total: np.ndarray) -> RecordDict:
+        clients = len(self.present)
+        reply = mean_reply(layout, total, clients)
         metrics: MetricRecord = reply["metrics"]  # type: ignore[assignment]
         metrics["bytes-up"] = self._bytes
-        metrics["gram-bytes-up"] = survivors * (
-            per_client * self._layout.gram_size // self._layout.size
-        )
+        metrics["gram-bytes-up"] = self._bytes * layout.gram_size // layout.size
         known = [self._metrics[client] for client in self.present]
         for name in IN_THE_CLEAR:
             if values := [m[name] for m in known if name in m]:
                 metrics[name] = max(values) if name == "epsilon" else sum(values)
         return reply
 
-    def _ask(self, kind: str, content: Callable[[int], dict[str, object]], take: Take) -> None:
+    def _ask(self, kind: str, message: Callable[[int], bytes], take: Take) -> None:
         messages = [
             Message(
                 RecordDict(
                     {
                         "task": self._asked[client].content["task"],
-                        "secure": ConfigRecord(content(client)),  # type: ignore[arg-type]
+                        "secure": ConfigRecord({"message": message(client)}),
                     }
                 ),
                 client,
                 f"train.{kind}",
+                group_id=self._session.hex(),
             )
             for client in self.present
         ]
         self._stage(messages, take)
 
-    @property
-    def _most_bytes(self) -> int:
-        """Bytes of an honest reply: 64 bits for each number of the sum."""
-        return 1_000_000 + (8 * self._layout.size if self._layout else 0)
-
     def _stage(self, messages: list[Message], take: Take) -> None:
         """Send the messages of a stage; who does not answer as it should is out of the later."""
-        timeout = self._settings.client_timeout
-        for reply in self._grid.send_and_receive(messages, timeout=timeout):
+        settings = self._expected.settings
+        vectors = max((layout.size for layout in self._layouts.values()), default=0)
+        most = lowered(ALLOWANCE + 8 * vectors + _PER_CLIENT * len(self._asked), settings)
+        for reply in self._grid.send_and_receive(messages, timeout=settings.client_timeout):
             client = reply.metadata.src_node_id
             try:
-                take(client, open_reply(reply, self._most_bytes))
+                take(client, open_reply(reply, most))
             except BadReply as error:
                 self.lost[client] = reason_of(error)
-            except Exception as error:
+            except Exception as error:  # of any class: it is this client's failure
                 self.lost[client] = f"secure aggregation: {reason_of(error)}"
+            del reply  # one reply in memory at a time
         self.present = [client for client in self.present if client not in self.lost]
 
 
-def _message_to(receive: Callable[[int, bytes], None]) -> Take:
+def _message_to(receive: Callable[[int, object], None]) -> Take:
     def take(client: int, content: RecordDict) -> None:
-        receive(client, content["secure"]["message"])  # type: ignore[index, arg-type]
+        receive(client, content["secure"]["message"])  # type: ignore[index]
 
     return take

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
@@ -24,6 +25,7 @@ from hfedatm.records import (
     state_to_record,
 )
 from hfedatm.state import NodeMemory
+from hfedatm.wire import Expected
 from station_app.secure import gather_securely
 from station_app.strategy import StationStrategy
 
@@ -51,13 +53,16 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
         record_to_state(find_record(content, "rule", ArrayRecord) or ArrayRecord()),
         memory.load(before=(task.round, 0)),
     )
+    standing = NodeMemory(task.run, f"station-{task.station}-standing")
+    earlier = standing.load(before=(task.round, 0))
+    strategy.standing = {name: float(value) for name, value in earlier.items()}
     for station_round in range(1, task.settings.station_rounds + 1):
         messages = strategy.configure_train(station_round, arrays, ConfigRecord(), grid)
-        replies = _ask(grid, messages, task)
+        replies = _ask(grid, messages, strategy.expected_update(station_round))
         arrays, metrics = strategy.aggregate_train(station_round, replies)
     if layers and task.settings.gram_model == "station":
         messages = strategy.configure_measure(arrays, grid)
-        replies = _ask(grid, messages, task)
+        replies = _ask(grid, messages, strategy.expected_grams())
         strategy.aggregate_measure(replies)
     metrics.update(
         {
@@ -73,11 +78,15 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
         metrics["epsilon"] = strategy.epsilon
     if kept := strategy.side.remember():
         memory.save((task.round, 0), kept)
+    if strategy.standing:
+        values = {name: torch.tensor(value) for name, value in strategy.standing.items()}
+        standing.save((task.round, 0), values)
     reply = RecordDict(
         {
             "model": arrays,
             "metrics": metrics,
             "failures": failures_to_record(strategy.failures),
+            "cuts": failures_to_record(strategy.cuts),
         }
     )
     if layers:
@@ -85,18 +94,19 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
     return reply
 
 
-def _ask(grid: Grid, messages: list[Message], task: Task) -> Iterable[Message]:
+def _ask(grid: Grid, messages: list[Message], expected: Expected) -> Iterable[Message]:
     """Return the clients' replies: each, or with secure aggregation their mean alone."""
-    if task.settings.secure_aggregation:
-        return gather_securely(grid, messages, task.settings)
-    return grid.send_and_receive(messages, timeout=task.settings.client_timeout)
+    if expected.secure:
+        return gather_securely(grid, messages, expected)
+    return grid.send_and_receive(messages, timeout=expected.settings.client_timeout)
 
 
 def _prepare(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
     strategy = StationStrategy(task)
     messages = strategy.configure_prepare(content["model"], grid)
-    replies = _ask(grid, messages, task)
-    mean = strategy.aggregate_prepare(replies, record_to_state(content["shared"]))
+    template = record_to_state(content["shared"])
+    replies = _ask(grid, messages, strategy.expected_shared(template))
+    mean = strategy.aggregate_prepare(replies, template)
     return RecordDict(
         {
             "shared": state_to_record(mean),

@@ -2,8 +2,8 @@
 
 In each station round the station sends its *current* model to some of its clients and takes the
 example-weighted mean of what they return. In the last one the clients add Gram matrices, which the
-station averages and shrinks. Replies are folded in one at a time: memory does not grow with the
-number of clients.
+station averages and shrinks. What one client can change is bounded by what all of them do, so
+replies are held until all are there, in a memory that does not grow with the number of clients.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from hfedatm.admission import Admission
 from hfedatm.errors import UserError
+from hfedatm.privacy import gram_examples
 from hfedatm.records import Failure, State, Task, record_to_state, state_to_record
 from hfedatm.seeding import derive
 from hfedatm.wire import Expected, NodeUpdate, Scores, checked, read_scores, read_update
-from hfedatm_core import Gram, GramAccumulator, MeanAccumulator
+from hfedatm_core import Gram, GramAccumulator, MeanAccumulator, Update
 from hfedatm_core.grams.by_layer import distinct
+from hfedatm_core.robust.counting import bounded_counts
 from server_app.rules.base import Rule, StationSide
 
 V = TypeVar("V", NodeUpdate, Scores)
@@ -67,6 +70,10 @@ class StationStrategy(Strategy):
         self.bytes_up = self.gram_bytes_up = 0
         self.gram_seconds = 0.0
         self.epsilon = 0.0
+        self.cuts: list[Failure] = []
+        """Clients whose update was cut back by a lot, and how."""
+        self.standing: dict[str, float] = {}
+        """How much each client has agreed with the others so far."""
         self._secure = self.settings.secure_aggregation
 
     def summary(self) -> None:
@@ -83,6 +90,15 @@ class StationStrategy(Strategy):
         extra = self.side.shared(server_round)
         return self._messages(grid, MessageType.TRAIN, task, arrays, extra=extra)
 
+    def expected_update(self, server_round: int) -> Expected:
+        """Return what a client's update must be made of."""
+        return self._expected(
+            arrays=self._reference,
+            layers=self.layers if self._grams_due(server_round) else {},
+            needed=self.reports,
+            **({"check": self.rule.check_report} if self.rule else {}),
+        )
+
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
@@ -91,27 +107,24 @@ class StationStrategy(Strategy):
         self.num_examples, self.num_clients = 0, 0
         sums = dict.fromkeys(self.reports, 0.0)
         shared = record_to_state(self.shared) if self.shared else {}
-        expected = self._expected(
-            arrays=self._reference,
-            layers=self.layers if self._grams_due(server_round) else {},
-            needed=self.reports,
-            **({"check": self.rule.check_report} if self.rule else {}),
-        )
+        expected = self.expected_update(server_round)
 
         def read(reply: Message) -> NodeUpdate:
             return read_update(reply, expected, lambda metrics: self.side.weight(metrics, shared))
 
-        for update in self._usable(replies, read):
-            models.add(update.state, update.weight, update.name, checked=True)
+        admission = Admission(self.settings, "clients", self._reference, earlier=self.standing)
+        for update in self._admitted(self._usable(replies, read), admission):
+            weight = self.side.weight(update.metrics, shared) * update.share
+            models.add(update.state, weight, update.name, checked=True)
             for name in sums:
-                sums[name] += update.metrics[name] * update.examples
+                sums[name] += update.metrics[name] * update.num_examples
             if update.grams:
                 self._add_grams(grams, update)
-            self.bytes_up += update.bytes
-            self.num_examples += update.examples
-            self.num_clients += update.clients
-            self.epsilon = max(self.epsilon, update.metrics.get("epsilon", 0.0))
+            self.num_examples += update.num_examples
+            self.num_clients += update.num_clients
             del update  # so that two updates never meet in memory
+        self.standing = admission.standing
+        admission.close()
         if expected.layers:
             self._keep_grams(grams)
         model = models.result()
@@ -126,26 +139,30 @@ class StationStrategy(Strategy):
         task = self.task.but(kind="measure", station_round=self.settings.station_rounds)
         return self._messages(grid, "train.measure", task, arrays)
 
+    def expected_grams(self) -> Expected:
+        """Return what a measurement must be made of."""
+        return self._expected(layers=self.layers)
+
     def aggregate_measure(self, replies: Iterable[Message]) -> None:
         """Average Grams by client or by examples."""
         grams = GramAccumulator()
-        expected = self._expected(layers=self.layers)
-        for update in self._usable(replies, lambda reply: read_update(reply, expected)):
+        expected = self.expected_grams()
+        admission = Admission(self.settings, "clients", {}, compare=False)
+        usable = self._usable(replies, lambda reply: read_update(reply, expected))
+        for update in self._admitted(usable, admission):
             self._add_grams(grams, update)
-            self.epsilon = max(self.epsilon, update.metrics.get("epsilon", 0.0))
-            self.bytes_up += update.bytes
             del update
+        admission.close()
         self._keep_grams(grams)
 
     def _grams_due(self, station_round: int) -> bool:
         last = station_round == self.settings.station_rounds
         return last and bool(self.layers) and self.settings.gram_model == "client"
 
-    def _add_grams(self, total: GramAccumulator, update: NodeUpdate) -> None:
+    def _add_grams(self, total: GramAccumulator, update: Update) -> None:
         by_examples = self.settings.gram_weights == "examples"
-        total.add(update.grams, update.examples if by_examples else 1)
-        self.gram_bytes_up += update.gram_bytes
-        self.gram_seconds += update.metrics.get("gram-seconds", 0.0)
+        weight = gram_examples(self.settings, update.num_examples) if by_examples else 1
+        total.add(update.grams, weight * update.share)
 
     def _keep_grams(self, total: GramAccumulator) -> None:
         self.grams = {}
@@ -158,17 +175,24 @@ class StationStrategy(Strategy):
 
     def configure_prepare(self, arrays: ArrayRecord, grid: Grid) -> list[Message]:
         """Ask the clients of the first station round for what their method shares."""
-        return self._messages(grid, "train.prepare", self.task.but(station_round=1), arrays)
+        task = self.task.but(kind="prepare", station_round=1)
+        return self._messages(grid, "train.prepare", task, arrays)
+
+    def expected_shared(self, template: State) -> Expected:
+        """Return what a method's arrays must be; ``template`` says which, of what shapes."""
+        return self._expected(arrays=template, record="shared")
 
     def aggregate_prepare(self, replies: Iterable[Message], template: State) -> State:
         """Average it by examples; ``template`` says which arrays, of what shapes."""
         mean = MeanAccumulator()
-        expected = self._expected(arrays=template, record="shared")
-        for update in self._usable(replies, lambda reply: read_update(reply, expected)):
-            mean.add(update.state, update.examples, update.name, checked=True)
-            self.bytes_up += update.bytes
-            self.num_examples += update.examples
+        expected = self.expected_shared(template)
+        admission = Admission(self.settings, "clients", template, compare=False)
+        usable = self._usable(replies, lambda reply: read_update(reply, expected))
+        for update in self._admitted(usable, admission):
+            mean.add(update.state, update.num_examples, update.name, checked=True)
+            self.num_examples += update.num_examples
             del update
+        admission.close()
         return mean.result()
 
     # --- evaluation
@@ -183,9 +207,10 @@ class StationStrategy(Strategy):
         """Add up the clients' counts."""
         total = {"correct": 0.0, "num-examples": 0.0, "loss-sum": 0.0}
         expected = Expected(self.settings, "client")  # counts are not summed securely
-        for scores in self._usable(replies, lambda reply: read_scores(reply, expected)):
-            total["loss-sum"] += scores.loss_sum
-            for name, value in scores.counts.items():
+        usable = self._usable(replies, lambda reply: read_scores(reply, expected))
+        counts = [{**scores.counts, "loss-sum": scores.loss_sum} for scores in usable]
+        for one in bounded_counts(counts, self.settings.claim_factor):
+            for name, value in one.items():
                 total[name] = total.get(name, 0.0) + value
         return MetricRecord(total)
 
@@ -222,6 +247,19 @@ class StationStrategy(Strategy):
         """Return what a client's reply must be made of; a secure sum is the reply of all asked."""
         together = self._asked if self._secure else 1
         return Expected(self.settings, "client", together=together, secure=self._secure, **parts)
+
+    def _admitted(self, usable: Iterable[NodeUpdate], admission: Admission) -> Iterator[Update]:
+        """Yield what enters the mean, once all usable updates are there."""
+        for update in usable:
+            self.bytes_up += update.bytes
+            self.gram_bytes_up += update.gram_bytes
+            self.gram_seconds += update.metrics.get("gram-seconds", 0.0) if update.grams else 0.0
+            self.epsilon = max(self.epsilon, update.metrics.get("epsilon", 0.0))
+            admission.add(update.as_update())
+            del update
+        yield from admission
+        self.failures += admission.left_out()
+        self.cuts += admission.cut_back()
 
     def _usable(self, replies: Iterable[Message], read: Callable[[Message], V]) -> Iterator[V]:
         """Yield what passes the checks; raise `TooFewClients` if that is less than the quorum."""

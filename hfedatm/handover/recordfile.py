@@ -14,7 +14,6 @@ protection against who writes them.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -22,6 +21,8 @@ from typing import IO, Any
 from zlib import crc32
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from hfedatm_files import replacing
 
 MAGIC = b"HFEDREC\x01"
 MOST_INDEX = 1_000_000
@@ -39,14 +40,10 @@ class BadRecords(ValueError):
     """Bytes are not what :func:`to_bytes` makes."""
 
 
-def save(content: RecordDict, path: Path) -> None:
-    """Write `content` to `path`, so that a reader sees the whole file or none."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
+def save(content: RecordDict, path: Path, *, durable: bool = True) -> None:
+    """Write `content` to `path`; see `hfedatm_files.replacing` for `durable`."""
+    with replacing(path, durable=durable) as temporary, temporary.open("wb") as file:
         file.writelines(_parts(content))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def load(path: Path) -> RecordDict:

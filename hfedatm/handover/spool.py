@@ -25,6 +25,7 @@ from flwr.app import RecordDict
 
 from hfedatm.handover import recordfile
 from hfedatm.text import printable
+from hfedatm_files import half_written, write_text
 
 MOST_REASON = 4000
 """Characters of the reason why a job has no result."""
@@ -78,9 +79,7 @@ class Job:
 
     def fail(self, reason: str) -> None:
         """Leave the reason why there is no result."""
-        temporary = self.error.with_suffix(".error.tmp")
-        temporary.write_text(printable(reason, MOST_REASON), encoding="utf-8")
-        temporary.replace(self.error)
+        write_text(self.error, printable(reason, MOST_REASON))
         _remove(self.request)
 
 
@@ -121,8 +120,9 @@ class Spool:
         """Delete all answers but the newest `keep`, and half-written ones of a killed process."""
         answers = [*self.folder.glob("*.result"), *self.folder.glob("*.error")]
         answers.sort(key=_age)
-        half_written = [*self.folder.glob("*.result.tmp"), *self.folder.glob("*.error.tmp")]
-        for path in answers[keep:] + half_written:
+        # A half-written request is one that is being made, or is withdrawn by the next.
+        half = [path for path in half_written(self.folder) if ".request." not in path.name]
+        for path in answers[keep:] + half:
             _remove(path)
 
     @property

@@ -18,6 +18,7 @@ from hfedatm.report import curves, inside
 from hfedatm.runs import Run
 from hfedatm.settings import Settings
 from hfedatm.text import printable
+from hfedatm_files import write_text
 from server_app.narration import size
 from server_app.scores import summarise
 
@@ -27,9 +28,7 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
     page = render(runs)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(page, encoding="utf-8")
-        part.replace(path)
+        write_text(path, page)
     except OSError as error:
         raise UserError(f"output: cannot write {path}: {error.strerror}") from None
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flwr.supercore.task_identity import TaskIdentity
-
 from client_app.app import app as client_app
 from client_app.data import shares_of
+from hfedatm.flower_internals import identify_process
 from hfedatm.runtime.in_process import InProcessGrid
 from hfedatm.runtime.stations import LocalStationsGrid
 from hfedatm.settings import Settings
@@ -18,8 +17,7 @@ from station_app.station import run_station
 
 def run_locally(given: Mapping[str, Any]) -> dict[str, Any]:
     """Run a federation here and return its summary."""
-    # Flower's runtimes tell a process who it is before it may make a message; here that is us.
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    identify_process()
     with open_run(given) as folder:
         return run_rounds(folder, local_stations(folder.settings))
 

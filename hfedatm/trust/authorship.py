@@ -13,12 +13,14 @@ import json
 import os
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfedatm.errors import UserError
 from hfedatm.trust.checking import own_code
 from hfedatm.trust.policy import Policy
+from hfedatm_files import PRIVATE, write_bytes
 
 if TYPE_CHECKING:
     from hfedatm.settings import Settings
@@ -83,16 +85,9 @@ def _key(make: bool) -> bytes:
         path = Path(home) / "hfedatm/author.key"
         if make and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-            file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(file, "wb") as writing:
-                writing.write(secrets.token_bytes(KEY_BYTES))
-            try:
-                os.link(part, path)  # whoever comes second keeps the first one's key
-            except FileExistsError:
-                pass
-            finally:
-                part.unlink()
+            with suppress(FileExistsError):  # whoever comes second keeps the first one's key
+                new = secrets.token_bytes(KEY_BYTES)
+                write_bytes(path, new, mode=PRIVATE, overwrite=False)
         key = path.read_bytes()
     except (OSError, RuntimeError):  # no home that can be written, as in a container
         return b""

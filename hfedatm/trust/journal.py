@@ -83,17 +83,11 @@ class Journal:
                 )
             yield entry
             if keep and entry.reply is not None and not answered:
-                self._keep(entry.reply, path)
+                # Not waiting for the disk: a node that crashes has it to do again.
+                recordfile.save(entry.reply, path, durable=False)
                 with steps:
                     steps.execute("UPDATE steps SET done = 1 WHERE key = ?", [key])
                 self._forget(steps)
-
-    @staticmethod
-    def _keep(reply: RecordDict, path: Path) -> None:
-        """Write a reply, without waiting for the disk: a node that crashes has it to do again."""
-        part = path.with_suffix(".part")
-        part.write_bytes(recordfile.to_bytes(reply))
-        part.replace(path)
 
     def _open(self) -> sqlite3.Connection:
         steps = sqlite3.connect(self._folder / "steps.db", timeout=60)

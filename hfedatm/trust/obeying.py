@@ -23,7 +23,9 @@ KINDS = {
     "evaluate.default": ("evaluate",),
     # The stages of a secure sum carry the task whose reply is summed.
     "train.share": ("train", "prepare", "measure"),
+    "train.check": ("train", "prepare", "measure"),
     "train.mask": ("train", "prepare", "measure"),
+    "train.sign": ("train", "prepare", "measure"),
     "train.reveal": ("train", "prepare", "measure"),
 }
 """What a task may be, by the type of its message: what is asked must be what is checked."""
@@ -73,22 +75,10 @@ def check_message(policy: Policy, message_type: str, content: RecordDict) -> Non
         raise UserError(f"task: its settings are not valid: {place}: {wrong['msg']}") from None
     check(policy, settings, str(kind), bool(task.get("send_grams")))
     if settings.secure_aggregation and kind != "evaluate":
-        for clients in _cohorts(message_type, content):
-            check_cohort(policy, clients)
-
-
-def _cohorts(message_type: str, content: RecordDict) -> list[int]:
-    """Return of how many clients a message of a secure sum speaks."""
-    secure: Any = content.get("secure")
-    if not isinstance(secure, ConfigRecord):
-        return []  # a station is asked without one; a client's reply is then refused
-    if message_type == "train.share":
-        from hfedatm_core.secagg.messages import Directory
-
-        return [len(Directory.from_bytes(secure["message"]).share_keys)]
-    if message_type == "train.reveal":
-        return [len(set(secure["survivors"]))]
-    return [int(secure["asked"])] if "asked" in secure else []
+        # A client refuses by itself a sum that becomes smaller; a station is asked without one.
+        secure: Any = content.get("secure")
+        if isinstance(secure, ConfigRecord) and "asked" in secure:
+            check_cohort(policy, int(secure["asked"]))
 
 
 def check_reply(policy: Policy, reply: Message) -> None:

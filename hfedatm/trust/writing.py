@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from hfedatm.errors import UserError
 from hfedatm.trust.policy import fields
+from hfedatm_files import write_text
 
 GENEROUS = {
     "limits.epochs": "1000",
@@ -43,11 +43,9 @@ def write(path: Path, text: str = "") -> bool:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Everybody may read it; nobody but its owner may change it.
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        write_text(path, text or template(), mode=0o644, overwrite=False)
     except FileExistsError:
         return False
     except OSError as error:
         raise UserError(f"policy {path}: cannot be written: {error.strerror}") from None
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text or template())
     return True

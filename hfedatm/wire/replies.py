@@ -25,6 +25,7 @@ from hfedatm.wire.numbers import (
     read_counts,
     read_metrics,
 )
+from hfedatm_core import Update
 from hfedatm_core.grams.gram import Gram
 
 V = TypeVar("V")
@@ -49,8 +50,8 @@ class NodeUpdate:
         All numbers it reports.
     bytes, gram_bytes, bytes_below
         What travelled: all arrays, those of Grams, and what the node's own children sent it.
-    failures
-        Children that the node left out.
+    failures, cuts
+        Children that the node left out, and those whose update it cut back.
     """
 
     node: int
@@ -65,6 +66,11 @@ class NodeUpdate:
     gram_bytes: int = 0
     bytes_below: int = 0
     failures: tuple[Failure, ...] = ()
+    cuts: tuple[Failure, ...] = ()
+
+    def as_update(self) -> Update:
+        """Return what is merged of it."""
+        return Update(self.state, self.grams, self.examples, self.clients, self.name, self.metrics)
 
 
 @dataclass(frozen=True)
@@ -179,6 +185,7 @@ def read_update(
         gram_bytes=gram_bytes,
         bytes_below=below,
         failures=_failures(content) if expected.tier == "station" else (),
+        cuts=_failures(content, "cuts") if expected.tier == "station" else (),
     )
 
 
@@ -238,6 +245,6 @@ def _amount(metrics: Mapping[str, float], name: str) -> int:
     return int(value)
 
 
-def _failures(content: RecordDict) -> tuple[Failure, ...]:
-    record = find_record(content, "failures", ConfigRecord)
+def _failures(content: RecordDict, key: str = "failures") -> tuple[Failure, ...]:
+    record = find_record(content, key, ConfigRecord)
     return tuple(record_to_failures(record)[: MOST_FAILURES + 1]) if record else ()

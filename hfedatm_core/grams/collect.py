@@ -46,7 +46,8 @@ def collect_grams(
     rank
         Number of rows of the factor form.
     clip
-        Scale the rows of every example together to ``Σ_t ‖x_t‖² ≤ clip²``, for privacy.
+        Scale the rows of every example together to ``Σ_t ‖x_t‖² ≤ clip²``, for privacy. The Gram is
+        then float64, and an example with values that are not finite counts as zeros.
     max_batches
         Stop after that many batches.
     conv

@@ -45,10 +45,13 @@ class LayerInput:
             return
         size = len(next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs)
         examples = [self._examples(x, size, mask) for x in calls]
-        norms = sum(part.square().sum((1, 2)) for part, _ in examples)
-        scale = (clip / torch.as_tensor(norms).sqrt().clamp(min=clip)).view(-1, 1, 1)
+        norms = torch.as_tensor(sum(part.square().sum((1, 2)) for part, _ in examples)).sqrt()
+        finite = torch.isfinite(norms)
+        # A hair below the bound, which rounding must not exceed.
+        bound = clip * (1 - 8 * torch.finfo(torch.float64).eps)
+        scale = (bound / norms.clamp(min=bound)).view(-1, 1, 1)
         for part, valid in examples:
-            yield (part * scale)[valid]
+            yield torch.where(finite.view(-1, 1, 1), part * scale, 0.0)[valid]
 
     def _patches(self, x: Tensor) -> Iterator[Tensor]:
         """Yield ``x`` with features last, a convolution's patches a few images at a time."""
@@ -72,8 +75,12 @@ class LayerInput:
         return torch.cat([rows, rows.new_ones(*rows.shape[:-1], 1)], dim=-1)
 
     def _examples(self, x: Tensor, size: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return rows as examples × rows × features, and which of them are no padding."""
+        """Return rows as examples × rows × features in float64, and which are no padding.
+
+        What one example adds to a sum is bounded only as exactly as the sum is computed.
+        """
         x = torch.cat(list(self._patches(x)))
+        x = x.to("cpu" if x.device.type == "mps" else x.device).double()
         count = x.numel() // x.shape[-1]
         if count % size or (x.ndim > 2 and len(x) != size):
             raise ValueError(
@@ -83,8 +90,8 @@ class LayerInput:
         rows = self._augmented(x.reshape(size, count // size, x.shape[-1]))
         valid = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device)
         if mask is not None and _is_token_wise(x, mask):
-            valid = mask.bool()
-        return rows * valid[..., None], valid
+            valid = mask.bool().to(rows.device)
+        return torch.where(valid[..., None], rows, 0.0), valid
 
 
 def find_layer_inputs(model: nn.Module, *, conv: bool, bias: bool) -> dict[str, LayerInput]:

@@ -1,8 +1,9 @@
 """DP-SGD through Opacus: which models it can take, and how a training step becomes private.
 
-Opacus computes and clips the gradient of every example. Its noise and its batch sampling normally
-come from torch's generator, which a run seeds with a number everybody knows; here both come from
-:class:`~hfedatm_core.privacy.noise.NoiseSource`.
+Opacus computes the gradient of every example. Its noise and its batch sampling normally come from
+torch's generator, which a run seeds with a number everybody knows; here both come from
+:class:`~hfedatm_core.privacy.noise.NoiseSource`. Clipping, sum and noise are float64: whatever is
+rounded before the noise is added is not hidden by it.
 """
 
 from __future__ import annotations
@@ -52,23 +53,57 @@ def fix_model(model: nn.Module) -> nn.Module:
 
 
 class PrivateOptimizer(DPOptimizer):  # type: ignore[misc]
-    """Opacus' optimizer with noise from a cryptographic source."""
+    """Opacus' optimizer with noise from a cryptographic source, added before anything is rounded.
+
+    The gradient of one example is float32 and depends on its batch by rounding, so the examples
+    that stay move a little when one leaves. The bound is lower than ``max_grad_norm`` by as much.
+    """
 
     noise_multiplier: float
+    max_grad_norm: float
+    expected_batch_size: float
 
     def __init__(self, optimizer: torch.optim.Optimizer, source: NoiseSource, **kwargs: object):
         super().__init__(optimizer, **kwargs)
         self._source = source
+        rounding = 8 * torch.finfo(torch.float32).eps * self.expected_batch_size
+        self._bound = self.max_grad_norm * (1 - min(0.01, rounding))
+
+    def clip_and_accumulate(self) -> None:
+        """Sum the clipped gradients; an example whose gradient is not finite counts as nothing.
+
+        To stop instead would tell that such an example is there.
+        """
+        wide = [_wide(gradient) for gradient in self.grad_samples]
+        squares = [g.square().reshape(len(g), g[:1].numel()).sum(1).cpu() for g in wide]
+        norms = torch.stack(squares).sum(0).sqrt()
+        finite = torch.isfinite(norms)
+        factors = (self._bound / norms.clamp(min=self._bound)).where(finite, 0.0)
+        self._iterations = self.accumulated_iterations
+        for parameter, gradient in zip(self.params, wide, strict=True):
+            kept = gradient[finite.to(gradient.device)]
+            total = torch.einsum("i,i...", factors[finite].to(kept.device), kept)
+            before = parameter.summed_grad
+            parameter.summed_grad = total if before is None else before + total
+            parameter.grad_sample = None  # a second step without a backward pass is an error
 
     def add_noise(self) -> None:
-        """Put the clipped sum plus N(0, (sigma * clip)^2) into every gradient."""
-        sigma: float = self.noise_multiplier
-        self.noise_multiplier = 0.0  # Opacus then only moves the clipped sum into place
-        super().add_noise()
-        self.noise_multiplier = sigma
+        """Put the mean of clipped sum plus N(0, (sigma * clip)^2) into every gradient."""
+        divisor = self.expected_batch_size * self._iterations
         for parameter in self.params:
-            noise = self._source.normal(parameter.numel()) * (sigma * self.max_grad_norm)
-            parameter.grad += torch.from_numpy(noise).view_as(parameter).to(parameter.grad)
+            std = self.noise_multiplier * self.max_grad_norm
+            noise = torch.from_numpy(self._source.normal(parameter.numel()) * std)
+            total = parameter.summed_grad
+            noised = total + noise.view_as(total).to(total.device)
+            parameter.grad = (noised / divisor).view_as(parameter).to(parameter)
+
+    def scale_grad(self) -> None:
+        """Do nothing: the mean is taken before the gradient is rounded."""
+
+
+def _wide(values: Tensor) -> Tensor:
+    """Return float64, on a device that has it."""
+    return values.detach().to("cpu" if values.device.type == "mps" else values.device).double()
 
 
 def make_private(

@@ -16,8 +16,11 @@ and ``paper``: one example may change a whole client's Gram from any value to an
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+import torch
 
 from hfedatm_core.grams.by_layer import distinct
 from hfedatm_core.grams.gram import Gram, PackedGram
@@ -33,6 +36,7 @@ from hfedatm_core.privacy.clipping import (
 from hfedatm_core.privacy.noise import NoiseSource, shared_noise_std, triangle_noise
 from hfedatm_core.privacy.psd import nearest_psd
 
+_LOGGER = logging.getLogger(__name__)
 _ROUNDING = 1e-4  # of a float32 trace, generously
 
 
@@ -81,7 +85,10 @@ class GramRelease:
     def privatise(
         self, grams: Mapping[str, Gram], num_examples: int, source: NoiseSource
     ) -> dict[str, Gram]:
-        """Return the Grams to send. They are symmetric and, by the noise, in general not PSD.
+        """Return the Grams to send, in float64; by the noise they are in general not PSD.
+
+        One release may be rounded on its way. The terms of a secure sum may not: there the noise is
+        that of the sum, and only what is done to the sum is done after it.
 
         With ``example``, the *sum* over rows is noised and divided by ``num_examples``, which is
         public, and not by the number of rows, which for text would tell how long the examples are.
@@ -114,9 +121,11 @@ class GramRelease:
         if num_examples < 1:
             raise GramNotReleasableError(f"layer {layer!r}: a Gram needs at least one example")
         if not gram.is_finite():
-            raise GramNotReleasableError(
-                f"the Gram of layer {layer!r} holds NaN or infinite values: training diverged"
-            )
+            if self.mechanism == "example":  # collecting with a clip leaves no such value
+                raise GramNotReleasableError(f"the Gram of layer {layer!r} holds NaN or infinity")
+            _LOGGER.warning("the Gram of layer %r is not finite; zeros are sent for it", layer)
+            # To refuse would tell what the noise is to hide.
+            gram = PackedGram(torch.zeros_like(gram.triangle), gram.rows)
         noise = triangle_noise(gram.dim, self.noise_std(gram.dim), source)
         if self.mechanism == "example":
             self._check_clipped(layer, gram, num_examples)
@@ -125,7 +134,7 @@ class GramRelease:
             released = pack(clip_frobenius(gram.dense().double(), self.clip)) + noise
         else:
             released = pack(clip_spectral(gram.dense().double(), self.clip, self.rank)) + noise
-        return PackedGram(released.to(gram.dtype), num_examples)
+        return PackedGram(released, num_examples)
 
     def _check_clipped(self, layer: str, gram: PackedGram, num_examples: int) -> None:
         """Refuse a Gram whose trace shows that its examples were not clipped."""

@@ -163,7 +163,8 @@ class FedRC(Rule):
         everything = _pooled(moments, counts)
         mean = MeanAccumulator()
         for update, own in zip(stations, moments, strict=True):
-            mean.add(update.state, math.exp(-bhattacharyya(own, everything)), update.name)
+            weight = math.exp(-bhattacharyya(own, everything)) * update.share
+            mean.add(update.state, weight, update.name)
         report = MergeReport("", {u.name: {} for u in stations}, {})
         return Merged(mean.result(), report, {})
 

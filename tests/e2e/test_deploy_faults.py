@@ -44,7 +44,7 @@ def deployment(tmp_path_factory, faults):
         tmp_path_factory.mktemp("deploy"),
         allowed=["faulty:train"],
         FAULTS=str(faults),
-        PYTHONPATH=str(PLUGINS),
+        PYTHONPATH=os.pathsep.join([str(PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])]),
     )
     try:
         made.up()

@@ -3,69 +3,29 @@
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import Array, ArrayRecord
-from helpers import failures_of, last_model, run_small, small_settings, tiny_data
+from helpers import failures_of, last_model, run_small, small_settings
+from secure_station import (
+    CLIENTS,
+    PLAIN,
+    SECURE,
+    UNBOUNDED,
+    Spied,
+    gather,
+    model_and_layers,
+    silent,
+)
 
 from client_app.app import app as client_app
-from hfedatm.assembly import build_method, build_model, example_grams
 from hfedatm.records import Task, record_to_grams, record_to_state, state_to_record
 from hfedatm.results import read_rounds
 from hfedatm.runtime.in_process import InProcessGrid
 from hfedatm.secure import flatten, mean_reply
 from hfedatm_core.secagg import FixedPoint
-from station_app.secure import gather_securely
-from station_app.strategy import StationStrategy, TooFewClients
+from station_app.strategy import TooFewClients
 
-CLIENTS = 5
-SECURE = {
-    "secure-aggregation": True,
-    "stations": 1,
-    "clients-per-station": CLIENTS,
-    "gram-min-rows": 1,
-}
-PLAIN = SECURE | {"secure-aggregation": False}
-
-
-class Spied:
-    """The ClientApp, with every reply noted and some spoilt: ``{(type, client): spoil}``."""
-
-    def __init__(self, spoil=None):
-        self.spoil = spoil or {}
-        self.seen: list[tuple[str, int, Message]] = []
-
-    def __call__(self, message, context):
-        kind, client = message.metadata.message_type, message.metadata.dst_node_id
-        reply = client_app(message, context)
-        if spoil := self.spoil.get((kind, client)):
-            reply = spoil(message, reply)
-        self.seen.append((kind, client, reply))
-        return reply
-
-
-def silent(message, reply):
-    return Message(Error(0, "gone"), reply_to=message)
-
-
-def model_and_layers(settings):
-    model = build_model(settings, tiny_data().spec, build_method(settings))
-    layers = example_grams(settings, model, tiny_data().spec)
-    return model.state_dict(), {name: gram.dim for name, gram in layers.items()}
-
-
-def gather(app=None, run="run", **given):
-    """One station round with Grams; return the strategy, its mean model and its metrics."""
-    settings = small_settings(**(SECURE | {"station-rounds": 1, "alpha": 1.0} | given))
-    state, layers = model_and_layers(settings)
-    strategy = StationStrategy(Task("train", settings, 1, station=0, run=run), layers)
-    grid = InProcessGrid(app or client_app, range(CLIENTS))
-    messages = strategy.configure_train(1, state_to_record(state), ConfigRecord(), grid)
-    if settings.secure_aggregation:
-        replies = gather_securely(grid, messages, settings)
-    else:
-        replies = grid.send_and_receive(messages)
-    arrays, metrics = strategy.aggregate_train(1, replies)
-    return strategy, record_to_state(arrays), metrics
+UNIFORM = small_settings(**SECURE)
 
 
 def close(one, other, tolerance=2e-6):
@@ -99,12 +59,12 @@ def test_quantisation_is_as_small_as_stated():
     app = Spied()
     gather(app, **PLAIN)
     replies = [reply.content for _, _, reply in app.seen]
-    layout, vectors = flatten(replies[0], "uniform")[0], [flatten(r, "uniform")[1] for r in replies]
+    layout, vectors = flatten(replies[0], UNIFORM)[0], [flatten(r, UNIFORM)[1] for r in replies]
     exact = np.sum(vectors, axis=0)
     ring = FixedPoint()
     total = ring.decode(np.sum([ring.encode(v, CLIENTS) for v in vectors], axis=0))
     assert np.abs(total - exact).max() <= CLIENTS * 2.0**-33 + 1e-12
-    mean = record_to_state(mean_reply(layout, total, CLIENTS, "uniform")["model"])
+    mean = record_to_state(mean_reply(layout, total, CLIENTS)["model"])
     examples = exact[0]
     weights = np.array([v[0] for v in vectors])
     name = "4.weight"
@@ -116,7 +76,7 @@ def test_quantisation_is_as_small_as_stated():
 
 
 def test_a_whole_run_ends_with_the_same_model(tmp_path):
-    given = {"clients-per-station": 3, "rounds": 2, "gram-min-rows": 1}
+    given = {"clients-per-station": 3, "rounds": 2, "gram-min-rows": 1} | UNBOUNDED
     plain = run_small(tmp_path, "plain", **given)
     secure = run_small(tmp_path, "secure", **given, **{"secure-aggregation": True})
     assert failures_of(secure) == []
@@ -128,11 +88,29 @@ def test_a_whole_run_ends_with_the_same_model(tmp_path):
 
 @pytest.mark.parametrize("given", [{"client-method": "fediir"}, {"gram-model": "station"}])
 def test_what_is_shared_beforehand_or_measured_afterwards_is_summed_alike(tmp_path, given):
-    given = given | {"rounds": 1}
+    given = given | {"rounds": 1} | UNBOUNDED
     plain = run_small(tmp_path, "plain", **given)
     secure = run_small(tmp_path, "secure", **given, **{"secure-aggregation": True})
     assert failures_of(secure) == []
     assert close(last_model(secure), last_model(plain), 1e-4)
+
+
+def test_a_run_that_was_stopped_goes_on_although_its_clients_answered_already(
+    tmp_path, monkeypatch
+):
+    given = {"clients-per-station": 3, "rounds": 2, "gram-min-rows": 1, "secure-aggregation": True}
+
+    def stop(record, settings):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("server_app.keeping.round_line", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run_small(tmp_path, "stopped", **given)
+    run_small(tmp_path, "stopped", resume=str(tmp_path / "stopped"), **given)
+    whole = run_small(tmp_path, "whole", **given)
+    assert failures_of(tmp_path / "stopped") == []
+    assert close(last_model(tmp_path / "stopped"), last_model(whole), 1e-4)
 
 
 # --- and nothing else is seen
@@ -141,11 +119,13 @@ def test_what_is_shared_beforehand_or_measured_afterwards_is_summed_alike(tmp_pa
 def test_no_reply_holds_anything_in_the_clear():
     app = Spied()
     gather(app)
-    assert len(app.seen) == 4 * CLIENTS
+    assert len(app.seen) == 6 * CLIENTS
     allowed = {
         "train": {"keys", "layout", "metrics"},
         "train.share": {"secure"},
+        "train.check": {"secure"},
         "train.mask": {"masked"},
+        "train.sign": {"secure"},
         "train.reveal": {"secure"},
     }
     for kind, _, reply in app.seen:
@@ -173,7 +153,7 @@ def test_a_masked_vector_looks_like_noise():
 # --- clients that leave
 
 
-@pytest.mark.parametrize("stage", ["train", "train.share", "train.mask"])
+@pytest.mark.parametrize("stage", ["train", "train.share", "train.check", "train.mask"])
 def test_the_sum_of_those_who_stay_is_recovered(stage):
     strategy, model, _ = gather(Spied({(stage, 2): silent}))
     spy = Spied({("train", 2): silent})
@@ -183,14 +163,18 @@ def test_the_sum_of_those_who_stay_is_recovered(stage):
     assert [(f.node, f.reason) for f in strategy.failures] == [("client 2", "gone")]
 
 
-def test_who_leaves_after_delivering_is_in_the_sum():
-    strategy, model, _ = gather(Spied({("train.reveal", 2): silent}))
+@pytest.mark.parametrize("stage", ["train.sign", "train.reveal"])
+def test_who_leaves_after_delivering_is_in_the_sum(stage):
+    strategy, model, _ = gather(Spied({(stage, 2): silent}))
     _, expected, _ = gather(run="plain", **PLAIN)
     assert close(model, expected)
     assert (strategy.num_clients, strategy.failures) == (CLIENTS, [])
 
 
-@pytest.mark.parametrize("stage", ["train", "train.share", "train.mask", "train.reveal"])
+@pytest.mark.parametrize(
+    "stage",
+    ["train", "train.share", "train.check", "train.mask", "train.sign", "train.reveal"],
+)
 def test_below_the_threshold_there_is_no_sum(stage):
     app = Spied({(stage, client): silent for client in (0, 1, 3)})
     with pytest.raises(TooFewClients, match="threshold is 3"):
@@ -236,7 +220,7 @@ def test_a_client_does_not_answer_in_the_clear():
     assert "asked for a reply in the clear" in reply.content["failure"]["reason"]
 
 
-@pytest.mark.parametrize("stage", ["train.share", "train.mask", "train.reveal"])
+@pytest.mark.parametrize("stage", ["share", "check", "mask", "sign", "reveal"])
 def test_no_stage_is_answered_twice(stage):
     """Two answers with different lists of survivors would unmask one client."""
     asked: list[Message] = []
@@ -245,9 +229,9 @@ def test_no_stage_is_answered_twice(stage):
         asked.append(message)
         return reply
 
-    gather(Spied({(stage, 0): note}))
+    gather(Spied({(f"train.{stage}", 0): note}))
     (reply,) = InProcessGrid(client_app, [0]).send_and_receive(
-        [Message(asked[0].content, 0, stage)]
+        [Message(asked[0].content, 0, f"train.{stage}")]
     )
     assert "client 0 is at stage 'finished'" in reply.content["failure"]["reason"]
 
@@ -256,7 +240,7 @@ def test_a_client_insists_on_the_threshold_its_noise_counts_on(monkeypatch):
     monkeypatch.setattr("station_app.secure.secure_threshold", lambda settings, asked: 2)
     # 2 of the 3 that are left is a sound threshold, but not the one agreed on
     spoil = {("train", 3): silent, ("train", 4): silent}
-    with pytest.raises(TooFewClients, match="fewer than the agreed 3 clients"):
+    with pytest.raises(TooFewClients, match="agreed threshold is 3"):
         gather(Spied(spoil))
 
 
@@ -289,8 +273,8 @@ def test_grams_are_found_in_the_reply_again():
     app = Spied()
     gather(app, **PLAIN)
     reply = app.seen[0][2].content
-    layout, vector = flatten(reply, "examples")
-    back = mean_reply(layout, vector, 1, "examples")
+    layout, vector = flatten(reply, small_settings(**SECURE, **{"gram-weights": "examples"}))
+    back = mean_reply(layout, vector, 1)
     assert layout.size == vector.size
     for name, gram in record_to_grams(reply["grams"]).items():
         torch.testing.assert_close(record_to_grams(back["grams"])[name].dense(), gram.dense())

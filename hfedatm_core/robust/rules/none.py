@@ -1,0 +1,19 @@
+"""Nothing but the bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hfedatm_core.robust.rules.base import RobustRule
+from hfedatm_core.robust.updates import BoundedUpdates
+from hfedatm_core.update import Update
+
+
+@dataclass
+class Everybody(RobustRule):
+    """Every update enters."""
+
+    def admit(self, updates: BoundedUpdates) -> Iterable[Update]:
+        """Return all updates."""
+        return updates

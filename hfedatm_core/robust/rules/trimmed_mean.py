@@ -1,0 +1,33 @@
+"""Trimmed mean (Yin et al., 2018), in the form that keeps every update a model of its own.
+
+The ``liars`` lowest and highest values of every coordinate are not dropped but set to the nearest
+value that is left (Winsorised). So no value beyond what an honest update says enters the mean, and
+the updates still differ where they may, which RegMean needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from hfedatm_core.robust.rules.base import RobustRule, ranges
+from hfedatm_core.robust.updates import BoundedUpdates
+from hfedatm_core.update import Update
+
+
+@dataclass
+class TrimmedMean(RobustRule):
+    """Clamp every coordinate into the range of what is left after trimming."""
+
+    def admit(self, updates: BoundedUpdates) -> Iterable[Update]:
+        """Clamp the updates."""
+        if len(updates) < 3 or self.liars == 0:
+            return updates
+        return self._clamped(updates)
+
+    def _clamped(self, updates: BoundedUpdates) -> Iterator[Update]:
+        low, high = ranges(updates, self.liars)
+        for update in updates:
+            state = {n: value.clamp(low[n], high[n]) for n, value in update.state.items()}
+            yield replace(update, state=state)
+            del update, state
