@@ -17,8 +17,8 @@ from measure import Figure, details, options, paired, publish
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from hfedatm_core.assignment import assign
-from hfedatm_core.filters import Filters
+from hfedatm_core.fot.assignment import assign
+from hfedatm_core.fot.filters import Filters
 
 REG, ITERATIONS = 0.05, 25
 

@@ -13,8 +13,7 @@ from measure import Figure, details, options, paired, publish
 from torch import Tensor, nn
 from workloads import DIGITS
 
-from hfedatm_core import collect_grams
-from hfedatm_core.collect import forward
+from hfedatm_core import collect_grams, forward
 from hfedatm_core.models import lenet5
 
 COMPARED = "forward pass in evaluation mode, no gradients"

@@ -18,11 +18,11 @@ from hfedatm.records import Task
 from hfedatm.trust.checking import check_sigma
 from hfedatm.trust.policy import Policy, PolicyRefusal
 from hfedatm_core import Gram
+from hfedatm_core.grams.by_layer import distinct
 from hfedatm_core.privacy.accounting import Budget, Ledger, calibrate_sigma
 from hfedatm_core.privacy.clipping import sensitivity
 from hfedatm_core.privacy.noise import NoiseSource
 from hfedatm_core.privacy.release import GramRelease
-from hfedatm_core.sharing import distinct
 
 
 class ClientPrivacy:

@@ -12,7 +12,7 @@ from client_app.data import Batches
 from client_app.methods.base import Method
 from client_app.training import Diverged, make_optimizer
 from hfedatm.settings import Settings
-from hfedatm_core.collect import forward
+from hfedatm_core import forward
 from hfedatm_core.privacy.dpsgd import make_private, poisson_batches
 from hfedatm_core.privacy.noise import NoiseSource
 

@@ -13,7 +13,7 @@ from torch import nn
 from client_app.methods.base import Method
 from hfedatm.errors import UserError
 from hfedatm.settings import Settings
-from hfedatm_core.collect import forward
+from hfedatm_core import forward
 from hfedatm_core.data import Batch
 
 

@@ -20,7 +20,7 @@ from hfedatm.seeding import derive, seed_torch
 from hfedatm.state import NodeMemory
 from hfedatm.trust.policy import Policy
 from hfedatm_core import Gram, collect_grams
-from hfedatm_core.sharing import distinct
+from hfedatm_core.grams.by_layer import distinct
 
 if TYPE_CHECKING:
     from client_app.ledger import LedgerFile

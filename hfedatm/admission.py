@@ -14,9 +14,9 @@ from hfedatm.plugins import calling
 from hfedatm.records import Failure
 from hfedatm.settings import Settings
 from hfedatm_core import Update
-from hfedatm_core.averaging import State
 from hfedatm_core.robust.bounding import Bounds
 from hfedatm_core.robust.updates import BoundedUpdates
+from hfedatm_core.tensors import State
 
 WORTH_A_LINE = 0.5
 """An update of which a part was multiplied by less than this is named."""

@@ -23,8 +23,7 @@ from hfedatm.plugins import calling, check_call, construct, find_class, find_fun
 from hfedatm.seeding import derive, seed_torch
 from hfedatm.settings import Settings, parse_params
 from hfedatm.trust.policy import Policy
-from hfedatm_core import Gram, collect_grams
-from hfedatm_core.collect import forward
+from hfedatm_core import Gram, collect_grams, forward
 from hfedatm_core.data import DataSpec, DomainData
 from hfedatm_core.discovery import check_options
 from hfedatm_core.robust.rules.base import RobustRule

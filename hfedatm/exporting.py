@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -76,7 +77,7 @@ def model_card(run: Run, settings: Settings, spec: DataSpec, which: str) -> str:
         spec=spec,
         scores=(outcome["best_by_source"] if which == "best" else None) or outcome["last"],
         which=which,
-        sources=sorted(domains),
+        sources=sorted(re.sub(r"[^\w .:+-]", "_", domain) for domain in domains),
         privacy=statement(settings, build_rule(settings).needs_grams),
     )
 

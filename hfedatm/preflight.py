@@ -21,7 +21,7 @@ from hfedatm.records import Task
 from hfedatm.settings import Settings
 from hfedatm_core import ChannelGraph, Gram, collect_grams
 from hfedatm_core.data import DataSpec, DomainData
-from hfedatm_core.sharing import distinct
+from hfedatm_core.grams.by_layer import distinct
 from server_app.rules.base import Rule
 from server_app.run import check as refuse_mistakes
 

@@ -17,12 +17,13 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from pydantic import ValidationError
 
 from hfedatm.npy import read_array, write_array
 from hfedatm.settings import Settings
 from hfedatm.text import printable
-from hfedatm_core.gram import Gram
-from hfedatm_core.sharing import pack_grams, unpack_grams
+from hfedatm_core.grams.by_layer import pack_grams, unpack_grams
+from hfedatm_core.grams.gram import Gram
 
 State = dict[str, torch.Tensor]
 Kind = Literal["prepare", "train", "measure", "evaluate"]
@@ -32,11 +33,12 @@ MOST_FAILURES = 64
 """Failures that a reply lists; of more it gives the number."""
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MOST_SETTINGS = 100_000  # characters
-_NUMBERS = {  # field of a task -> the least it can be
-    "round": 0,
-    "station": -1,
-    "station_round": 0,
-    "client": -1,
+_NUMBERS = {  # field of a task -> from where to where it can be
+    "round": range(2**31),
+    "station_round": range(2**31),
+    # A node without a place of its own goes by Flower's number for it.
+    "station": range(-1, 2**64),
+    "client": range(-1, 2**64),
 }
 
 
@@ -75,8 +77,8 @@ class Task:
         if given.keys() != fields:
             wrong = sorted(given.keys() ^ fields)[:5]
             raise BadTask(f"task: its fields differ from this version's in {printable(wrong)}")
-        for name, least in _NUMBERS.items():
-            if type(given[name]) is not int or not least <= given[name] < 2**31:
+        for name, allowed in _NUMBERS.items():
+            if type(given[name]) is not int or given[name] not in allowed:
                 raise BadTask(f"task: {name} = {printable(given[name], 40)} is not plausible")
         if given["kind"] not in get_args(Kind) or type(given["send_grams"]) is not bool:
             raise BadTask(f"task: kind or send_grams is unknown: {printable(given['kind'], 40)}")
@@ -102,7 +104,10 @@ def _write_settings(settings: Settings) -> str:
 @lru_cache(maxsize=4)
 def _read_settings(text: str) -> Settings:
     """Check and read the wire form; a process that serves many clients does so once."""
-    return Settings.model_validate_json(text)
+    try:
+        return Settings.model_validate_json(text)
+    except ValidationError as error:
+        raise BadTask(printable(f"task: its settings are not valid: {error}")) from None
 
 
 @dataclass(frozen=True)

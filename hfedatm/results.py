@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfedatm.errors import UserError
+from hfedatm.roundlines import BadLine, read_line
 from hfedatm.settings import Settings, validate
+from hfedatm.text import printable
 from hfedatm.trust import authorship
 
 if TYPE_CHECKING:
@@ -85,20 +87,20 @@ class RunFolder:
         if not (path / "config.json").is_file():
             raise UserError(f"resume: {path} is not a run's folder (it has no config.json)")
         config = read_json(path / "config.json")
-        if not {"settings", "id"} <= config.keys():
+        stored, id = config.get("settings"), config.get("id")
+        if not isinstance(stored, dict) or not isinstance(id, str):
             raise UserError(f"resume: {path / 'config.json'} has no 'settings' or no 'id'")
-        stored = config["settings"]
         asked = {k: v for k, v in given.items() if v != "" and k not in ("resume", "output")}
         now = validate({**stored, **asked}).as_config()
         for key in asked:
-            if now[key] != stored[key]:
+            if now[key] != stored.get(key):
                 raise UserError(
-                    f"resume: {key} was {stored[key]!r} when the run started and cannot become "
+                    f"resume: {key} was {stored.get(key)!r} when the run started and cannot become "
                     f"{now[key]!r}"
                 )
         settings = validate(stored)
         authorship.require_own(config, settings, asked.values(), "{key}={name}")
-        return cls(path, settings, config["id"])
+        return cls(path, settings, id)
 
     def discard_unless_begun(self) -> None:
         """Remove the folder if no round of the run is finished."""
@@ -130,13 +132,14 @@ class RunFolder:
         if not last.is_file():
             return 0, {}, {}
         model, meta = read_tensors(last)
-        number = int(meta["round"])
+        try:
+            number, line = int(meta["round"]), read_line(meta["record"])
+        except (KeyError, ValueError) as error:
+            raise UserError(f"{last} is not the model of a round: {printable(error)}") from None
         finished = [r for r in self.rounds() if r["round"] < number]
         rounds = self.path / "rounds.jsonl"
         part = rounds.with_suffix(".part")
-        part.write_text(
-            "".join(json.dumps(r) + "\n" for r in [*finished, json.loads(meta["record"])])
-        )
+        part.write_text("".join(json.dumps(r) + "\n" for r in [*finished, line]))
         part.replace(rounds)
         server = self.path / f"server-{number}.safetensors"
         return number, model, read_tensors(server)[0] if server.is_file() else {}
@@ -161,20 +164,24 @@ def read_rounds(folder: Path) -> list[dict[str, Any]]:
     path = folder / "rounds.jsonl"
     if not path.is_file():
         return []
+    records: list[dict[str, Any]] = []
     try:
-        text = path.read_text(encoding="utf-8")
-        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        return [dict(json.loads(line)) for line in lines]
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} cannot be read: each line must be JSON ({error})") from None
+        # Lines end with \n and nothing else: a name may hold what else ends a line for Python.
+        for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
+            records.append(read_line(line))
+    except BadLine as error:
+        raise UserError(f"{path} cannot be read: line {len(records) + 1}: {error}") from None
+    except (OSError, ValueError, MemoryError) as error:
+        raise UserError(f"{path} cannot be read: {printable(error)}") from None
+    return records
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object a JSON file holds."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        raise UserError(f"{path} cannot be read: {printable(error)}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path}: must hold a JSON object")
     return value
@@ -195,8 +202,8 @@ def read_tensors(path: Path) -> tuple[State, dict[str, str]]:
         with safe_open(path, "pt") as file:
             meta = file.metadata() or {}
         return load_file(path), meta
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+    except (OSError, SafetensorError, ValueError, KeyError, MemoryError) as error:
+        raise UserError(f"{path} cannot be read: {printable(error)}") from None
 
 
 def load_weights(model: nn.Module, state: State, path: Path) -> None:

@@ -7,13 +7,23 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import ZipFile
 
 import numpy as np
 
 from hfedatm.errors import UserError
 from hfedatm.results import read_json, read_rounds
+from hfedatm.settings import Settings
+from hfedatm.text import printable
 
 Status = Literal["finished", "running", "silent"]
+MOST_DIAGNOSTICS = 500_000_000  # bytes of one round, unpacked
+_NEEDED: dict[str, tuple[Any, float]] = {
+    "rounds": (int, 2**31),
+    "stations": (int, 2**31),
+    "clients-per-station": (int, 2**31),
+    "client-fraction": (int | float, 1),
+}
 PATIENCE = 4  # a round that takes this many times the longest so far is no longer expected
 GRACE = 300.0  # seconds before a first or short round is given up
 
@@ -30,7 +40,7 @@ class Run:
     @property
     def name(self) -> str:
         """The folder's name."""
-        return self.path.name
+        return printable(self.path.name)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -74,10 +84,10 @@ class Run:
         found = {}
         for path in sorted((self.path / "diagnostics").glob("round-*.npz")):
             try:
-                with np.load(path, allow_pickle=False) as file:
-                    found[int(path.stem.removeprefix("round-"))] = dict(file)
-            except (OSError, ValueError) as error:
-                raise UserError(f"{path} cannot be read ({error}); delete it to go on") from None
+                found[int(path.stem.removeprefix("round-"))] = _read_arrays(path)
+            except Exception as error:  # NumPy and zipfile raise errors of many classes
+                why = printable(error)
+                raise UserError(f"{path} cannot be read ({why}); delete it to go on") from None
         return found
 
     def curve(self, *keys: str) -> list[tuple[int, float]]:
@@ -99,7 +109,31 @@ def read_run(where: str | Path) -> Run:
     config = read_json(path / "config.json")
     if not isinstance(config.get("settings"), dict):
         raise UserError(f"{path / 'config.json'} has no 'settings': it is not a run's")
+    config["settings"] = _settings(config["settings"], path / "config.json")
     return Run(path, config, read_rounds(path), read_json(summary) if summary.is_file() else None)
+
+
+def _settings(stored: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return settings of any version: text and numbers, and those that all views need in range."""
+    settings = {}
+    for key, value in stored.items():
+        if not (value is None or isinstance(value, str | int | float)):
+            raise UserError(f"{path}: {printable(key, 80)} is neither text nor a number")
+        settings[printable(key)] = printable(value, 2000) if isinstance(value, str) else value
+    for key, (kind, most) in _NEEDED.items():
+        value = settings.setdefault(key, Settings().as_config()[key])
+        if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value <= most:
+            raise UserError(f"{path}: {key} = {printable(value, 80)} is not plausible")
+    return settings
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    with ZipFile(path) as archive:
+        entries = archive.infolist()
+    if sum(entry.file_size for entry in entries) > MOST_DIAGNOSTICS or len(entries) > 10_000:
+        raise ValueError("it is larger than anything a run keeps")
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
 
 
 def find_run(where: str | Path) -> Path:

@@ -22,8 +22,8 @@ from hfedatm.records import (
     record_to_arrays,
     record_to_grams,
 )
-from hfedatm_core.gram import PackedGram
-from hfedatm_core.sharing import distinct
+from hfedatm_core.grams.by_layer import distinct
+from hfedatm_core.grams.gram import PackedGram
 
 Vector = npt.NDArray[np.float64]
 IN_THE_CLEAR = ("epsilon", "seconds", "gram-seconds")

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from hfedatm.errors import UserError
@@ -23,6 +24,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 Moment = tuple[int, int]
 """Global round, station round."""
+_MOMENT = re.compile(r"(\d{1,9})-(\d{1,9})\.safetensors")
 
 
 def state_root(root: str | Path | None = None) -> Path:
@@ -56,7 +58,15 @@ class NodeMemory:
     def load(self, before: Moment) -> dict[str, torch.Tensor]:
         """Return what was kept last before this moment; empty at first."""
         earlier = [moment for moment in self._moments() if moment < before]
-        return load_file(self._path(max(earlier))) if earlier else {}
+        if not earlier:
+            return {}
+        path = self._path(max(earlier))
+        try:
+            return load_file(path)
+        except (OSError, ValueError, SafetensorError) as error:
+            raise UserError(
+                f"what this node remembers cannot be read: {path.name}: {error}; delete it to go on"
+            ) from None
 
     def save(self, at: Moment, tensors: Mapping[str, torch.Tensor]) -> None:
         """Keep tensors; the file appears whole or not at all."""
@@ -80,8 +90,8 @@ class NodeMemory:
                 path.unlink(missing_ok=True)
 
     def _moments(self) -> list[Moment]:
-        names = [path.stem.split("-") for path in self.folder.glob("*-*.safetensors")]
-        return [(int(a), int(b)) for a, b in names]
+        found = [_MOMENT.fullmatch(path.name) for path in self.folder.glob("*-*.safetensors")]
+        return [(int(name[1]), int(name[2])) for name in found if name]
 
     def _path(self, moment: Moment) -> Path:
         return self.folder / f"{moment[0]}-{moment[1]}.safetensors"

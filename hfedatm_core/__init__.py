@@ -1,17 +1,18 @@
 """The mathematics of HFedATM: alignment by optimal transport, RegMean, averaging, partitioning."""
 
-from hfedatm_core.alignment import Alignment, align
 from hfedatm_core.averaging import MeanAccumulator, weighted_mean
-from hfedatm_core.channels import ChannelGraph
-from hfedatm_core.collect import Batch, collect_grams, forward
-from hfedatm_core.gram import FactorGram, Gram, PackedGram
-from hfedatm_core.gram_sum import GramAccumulator
-from hfedatm_core.layers import LayerReport
-from hfedatm_core.merging import GroupReport, Merged, MergeReport, Update, merge
-from hfedatm_core.partition import heterogeneous_partition
-from hfedatm_core.regmean import RegMeanAccumulator, regmean
-from hfedatm_core.sharing import grams_nbytes, pack_grams, unpack_grams
-from hfedatm_core.taps import Inputs
+from hfedatm_core.channels.graph import ChannelGraph
+from hfedatm_core.data.partition import heterogeneous_partition
+from hfedatm_core.fot.alignment import Alignment, align
+from hfedatm_core.grams.by_layer import grams_nbytes, pack_grams, unpack_grams
+from hfedatm_core.grams.collect import collect_grams
+from hfedatm_core.grams.gram import FactorGram, Gram, PackedGram
+from hfedatm_core.grams.sums import GramAccumulator
+from hfedatm_core.inputs import Batch, Inputs, forward
+from hfedatm_core.merging import GroupReport, Merged, MergeReport, merge
+from hfedatm_core.regmean.closed_form import RegMeanAccumulator, regmean
+from hfedatm_core.regmean.layers import LayerReport
+from hfedatm_core.update import Update
 
 __all__ = [
     "Alignment",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from hfedatm_core.arrays import is_finite
-
-State = Mapping[str, Tensor]
+from hfedatm_core.tensors import State, is_finite
 
 
 class MeanAccumulator:

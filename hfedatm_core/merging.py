@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from hfedatm_core.alignment import Aligner, Alignment
-from hfedatm_core.assignment import Solver
-from hfedatm_core.averaging import MeanAccumulator, State, check_finite
-from hfedatm_core.channels import ChannelGraph
-from hfedatm_core.gram import Gram
-from hfedatm_core.layers import LayerMerger, LayerReport, check_grams, weight_layers
-from hfedatm_core.matching import Scope
-from hfedatm_core.normalisation import to_second_moments, to_variances
-
-if TYPE_CHECKING:
-    from hfedatm_core.robust.reach import Reach
+from hfedatm_core.averaging import MeanAccumulator, check_finite
+from hfedatm_core.batch_norm import to_second_moments, to_variances
+from hfedatm_core.channels.graph import ChannelGraph
+from hfedatm_core.fot.alignment import Aligner, Alignment
+from hfedatm_core.fot.assignment import Solver
+from hfedatm_core.fot.matching import Scope
+from hfedatm_core.regmean.layers import LayerMerger, LayerReport, check_grams, weight_layers
+from hfedatm_core.tensors import State
+from hfedatm_core.update import Update
 
 Reference = Literal["first", "previous", "medoid"]
 Coefficients = Literal["clients", "examples"]
-
-
-@dataclass(frozen=True)
-class Update:
-    """What one station sends: its model, the Grams of its layers' inputs, and its size.
-
-    ``share`` is how much of it counts, between 0 and 1: a robust rule's doubt. ``reach`` is how far
-    it may lie from the model it started from; a permutation that takes it further is not applied.
-    """
-
-    state: State
-    grams: Mapping[str, Gram] = field(default_factory=dict)
-    num_examples: int = 1
-    num_clients: int = 1
-    name: str = ""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    share: float = 1.0
-    reach: Reach | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import Any
 
@@ -16,6 +17,7 @@ from hfedatm.errors import UserError
 from hfedatm.records import record_to_state
 from hfedatm.results import RunFolder
 from hfedatm.seeding import seed_torch
+from hfedatm.text import printable
 from hfedatm.tracking import open_trackers
 from hfedatm_core.data import DomainData
 from server_app import diagnostics
@@ -53,9 +55,11 @@ class RoundKeeper:
         self._trackers.log(record)
         log.info(round_line(record, settings))
         for failure in record["failures"]:
-            log.warning("  left out: %s: %s", failure["node"], failure["reason"])
+            log.warning(
+                "  left out: %s: %s", printable(failure["node"]), printable(failure["reason"])
+            )
         for cut in record["cuts"]:
-            log.warning("  cut back: %s: %s", cut["node"], cut["reason"])
+            log.warning("  cut back: %s: %s", printable(cut["node"]), printable(cut["reason"]))
 
     def finish(self) -> dict[str, Any]:
         """Write and say the outcome; a run in which no round changed the model has failed."""
@@ -83,5 +87,6 @@ class RoundKeeper:
         return {
             "domain": self._target,
             "accuracy": result["correct"] / result["num-examples"],
-            "loss": result["loss"],
+            # JSON has no NaN, which is the loss of a model that has diverged
+            "loss": result["loss"] if math.isfinite(result["loss"]) else None,
         }

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from hfedatm.privacy import statement
 from hfedatm.settings import Settings
+from hfedatm.text import printable
 from hfedatm_core.data import DomainData
 
 
@@ -53,7 +54,7 @@ def round_line(record: Mapping[str, Any], settings: Settings) -> str:
     if "privacy" in record:
         parts.insert(-1, _spent(record["privacy"]))
     if "kept" in record:
-        parts.append(f"MODEL KEPT: {record['kept']}")
+        parts.append(f"MODEL KEPT: {printable(record['kept'])}")
     if "taken_back" in record:
         parts.append(f"TAKEN BACK: {record['taken_back']}")
     return " | ".join(parts)

@@ -26,9 +26,10 @@ from hfedatm.records import (
     state_to_record,
 )
 from hfedatm.settings import Settings
+from hfedatm.text import printable
 from hfedatm.wire import Expected, NodeUpdate, checked, read_scores, read_update
 from hfedatm_core import ChannelGraph, MeanAccumulator, Merged, Update
-from hfedatm_core.arrays import is_finite
+from hfedatm_core.tensors import is_finite
 from server_app.diagnostics import RoundDiagnostics
 from server_app.rules.base import Rule, Situation
 from server_app.scores import source_scores
@@ -168,7 +169,7 @@ class HFedATMStrategy(Strategy):
                 )
                 _check_merged(merged, self._reference)
             except ValueError as error:
-                merged, why = None, f"merge: {error}"
+                merged, why = None, printable(f"merge: {error}")
         self._standing = admission.standing
         for failure in admission.left_out():
             self._note(failure)

@@ -23,8 +23,8 @@ from hfedatm.records import Failure, State, Task, record_to_state, state_to_reco
 from hfedatm.seeding import derive
 from hfedatm.wire import Expected, NodeUpdate, Scores, checked, read_scores, read_update
 from hfedatm_core import Gram, GramAccumulator, MeanAccumulator, Update
+from hfedatm_core.grams.by_layer import distinct
 from hfedatm_core.robust.counting import bounded_counts
-from hfedatm_core.sharing import distinct
 from server_app.rules.base import Rule, StationSide
 
 V = TypeVar("V", NodeUpdate, Scores)

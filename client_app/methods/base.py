@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hfedatm_core.collect import forward
+from hfedatm_core import forward
 from hfedatm_core.data import Batch, Inputs
 
 State = dict[str, Tensor]

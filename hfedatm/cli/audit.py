@@ -223,7 +223,7 @@ def _released(settings: Settings, grams: Any, rows: int, own: Any) -> Any:
     from client_app.ledger import LedgerFile
     from client_app.privacy import ClientPrivacy
     from hfedatm.records import Task
-    from hfedatm_core.sharing import distinct
+    from hfedatm_core.grams.by_layer import distinct
 
     alone = settings.model_copy(update={"secure_aggregation": False})
     task = Task("train", alone, 1, client=0, send_grams=True)

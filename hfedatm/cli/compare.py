@@ -7,11 +7,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from hfedatm.cli.arguments import AsJson
 from hfedatm.cli.completion import complete_run
 from hfedatm.errors import UserError
+from hfedatm.text import printable
 
 
 def compare(
@@ -89,22 +91,25 @@ def _show(table: dict[str, Any]) -> None:
     console = Console()
     runs, different = table["settings"]["runs"], table["settings"]["differing"]
     if different:
-        shown = Table("setting", *runs, title="Settings that differ", title_justify="left")
+        shown = Table(
+            "setting", *map(escape, runs), title="Settings that differ", title_justify="left"
+        )
         for key, values in different.items():
-            shown.add_row(key, *map(str, values))
+            shown.add_row(escape(key), *(escape(printable(value)) for value in values))
         console.print(shown)
     else:
         console.print("The runs have the same settings.")
     letters = [chr(ord("A") + number) for number in range(len(table["groups"]))]
     for letter, members in zip(letters, table["groups"], strict=True):
-        console.print(f"[bold]{letter}[/] {members['label']}: {', '.join(members['runs'])}")
+        names = escape(f"{printable(members['label'])}: {', '.join(members['runs'])}")
+        console.print(f"[bold]{letter}[/] {names}")
     columns = [
         f"{letter} (n={len(g['runs'])})" for letter, g in zip(letters, table["groups"], strict=True)
     ]
     shown = Table("accuracy, %", *columns, "better", title="Who wins where", title_justify="left")
     for row in table["scores"]:
         shown.add_row(
-            row["score"],
+            escape(printable(row["score"])),
             *map(_cell, row["values"]),
             _verdict(row, letters),
             style="bold" if row["sure"] else None,

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from hfedatm.cli.arguments import OneRun
 from hfedatm.runs import Run, newest_run, read_run
+from hfedatm.text import printable
 
 RECENT = 8  # rounds shown
 SLOW = 2.0  # times the median station
@@ -160,12 +161,13 @@ def _rounds(run: Run) -> Table:
 
 def _troubles(run: Run) -> list[Text]:
     lines = [
-        Text(f"slow: {name} takes more than {SLOW:g} times the median", style="yellow")
+        Text(f"slow: {printable(name)} takes more than {SLOW:g} times the median", style="yellow")
         for name in slow_stations(run.rounds[-1] if run.rounds else {})
     ]
     reasons = {f["node"]: f["reason"] for r in run.rounds[-RECENT:] for f in r["failures"]}
     for node, count in failing(run).most_common(5):
-        lines.append(Text(f"failing: {node} ({count}x): {reasons[node]}", style="red"))
+        why = printable(reasons[node])
+        lines.append(Text(f"failing: {printable(node)} ({count}x): {why}", style="red"))
     return lines
 
 

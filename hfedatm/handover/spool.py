@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,10 @@ from typing import IO
 from flwr.app import RecordDict
 
 from hfedatm.handover import recordfile
+from hfedatm.text import printable
+
+MOST_REASON = 4000
+"""Characters of the reason why a job has no result."""
 
 
 class HandoverError(RuntimeError):
@@ -57,21 +62,26 @@ class Job:
 
     def answer(self) -> RecordDict:
         """Return the result, or raise the error that was left in its place."""
-        if self.error.exists():
-            raise HandoverError(self.error.read_text(encoding="utf-8"))
-        return recordfile.load(self.result)
+        try:
+            if self.error.exists():
+                with self.error.open("rb") as file:
+                    reason = file.read(MOST_REASON).decode(errors="replace")
+                raise HandoverError(reason)
+            return recordfile.load(self.result)
+        except (OSError, recordfile.BadRecords) as error:
+            raise HandoverError(f"the answer cannot be read: {printable(error)}") from None
 
     def finish(self, content: RecordDict) -> None:
         """Leave the result."""
         recordfile.save(content, self.result)
-        self.request.unlink(missing_ok=True)
+        _remove(self.request)
 
     def fail(self, reason: str) -> None:
         """Leave the reason why there is no result."""
         temporary = self.error.with_suffix(".error.tmp")
-        temporary.write_text(reason, encoding="utf-8")
+        temporary.write_text(printable(reason, MOST_REASON), encoding="utf-8")
         temporary.replace(self.error)
-        self.request.unlink(missing_ok=True)
+        _remove(self.request)
 
 
 class Spool:
@@ -93,7 +103,7 @@ class Spool:
         job = Job(self.folder / f"{run_id}-{digest}")
         for other in self.folder.glob("*.request*"):
             if other != job.request:
-                other.unlink(missing_ok=True)
+                _remove(other)
         if not job.done and not job.request.exists():
             recordfile.save(content, job.request)
         return job
@@ -104,16 +114,16 @@ class Spool:
             job = Job(request.with_suffix(""))
             if not job.done:
                 return job
-            request.unlink(missing_ok=True)  # its server ended between answering and tidying up
+            _remove(request)  # its server ended between answering and tidying up
         return None
 
     def forget(self, keep: int = 2) -> None:
         """Delete all answers but the newest `keep`, and half-written ones of a killed process."""
         answers = [*self.folder.glob("*.result"), *self.folder.glob("*.error")]
-        answers.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        answers.sort(key=_age)
         half_written = [*self.folder.glob("*.result.tmp"), *self.folder.glob("*.error.tmp")]
         for path in answers[keep:] + half_written:
-            path.unlink(missing_ok=True)
+            _remove(path)
 
     @property
     def served(self) -> bool:
@@ -131,6 +141,22 @@ class Spool:
                     break
                 time.sleep(0.05)
             yield held
+
+
+def _age(path: Path) -> float:
+    """Return what is larger the older a file is; one that has just gone is the oldest."""
+    try:
+        return -path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _remove(path: Path) -> None:
+    """Remove what lies at a job's place, whatever somebody has put there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _lock(file: IO[str]) -> bool:

@@ -30,7 +30,7 @@ def accuracy(runs: Sequence[Run]) -> str:
 
 def domains(run: Run) -> str | None:
     """Draw the accuracy of every domain per round, if clients sent it."""
-    names = sorted({d for r in run.rounds for d in r.get("source", {}).get("domains", {})})
+    names = sorted({d for r in run.rounds for d in r.get("source", {}).get("domains", {})})[:40]
     if not names:
         return None
     with figure(9.2, 3.6) as drawn:

@@ -17,6 +17,7 @@ from hfedatm.privacy import statement
 from hfedatm.report import curves, inside
 from hfedatm.runs import Run
 from hfedatm.settings import Settings
+from hfedatm.text import printable
 from server_app.narration import size
 from server_app.scores import summarise
 
@@ -46,10 +47,20 @@ def render(runs: Sequence[Run]) -> str:
         lstrip_blocks=True,
     )
     pages.filters |= {"size": size, "percent": _percent, "duration": duration}
+    facts = []
+    for run in runs:
+        try:
+            facts.append(_facts(run))
+        except UserError:
+            raise
+        except Exception as error:  # arrays of another shape than a run keeps, for one
+            why = printable(f"{type(error).__name__}: {error}")
+            raise UserError(
+                f"{run.name}: something in its folder cannot be shown ({why}); is it damaged, or "
+                "of another version? Delete its 'diagnostics' to go on without"
+            ) from error
     return pages.get_template("page.html.j2").render(
-        runs=[_facts(run) for run in runs],
-        accuracy=curves.accuracy(runs),
-        differing=differing(runs),
+        runs=facts, accuracy=curves.accuracy(runs), differing=differing(runs)
     )
 
 

@@ -30,6 +30,7 @@ _STYLE = {
     "font.family": "sans-serif",
     "font.size": 10,
     "text.color": INK,
+    "text.parse_math": False,  # names and reasons are text, also with a $ in them
     "axes.edgecolor": GRID,
     "axes.labelcolor": MUTED,
     "axes.titlesize": 10.5,

@@ -9,12 +9,14 @@ ends because of one.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hfedatm.plugins import find_class
 from hfedatm.settings import Settings
+from hfedatm.text import printable
 from hfedatm.tracking.base import Tracker
 
 __all__ = ["Tracker", "Trackers", "check_trackers", "open_trackers", "scalars"]
@@ -30,7 +32,8 @@ class Trackers:
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Send the numbers of a finished round."""
-        self._each(lambda tracker: tracker.log(int(record["round"]), dict(scalars(record))))
+        numbers = {_plain(path): number for path, number in scalars(record)}
+        self._each(lambda tracker: tracker.log(int(record["round"]), numbers))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Send the outcome and close."""
@@ -42,7 +45,8 @@ class Trackers:
                 call(tracker)
             except Exception as error:  # whatever a tracker's network or disk does
                 del self._open[name]
-                log.warning("tracker %s is dropped: %s: %s", name, type(error).__name__, error)
+                why = printable(f"{type(error).__name__}: {error}")
+                log.warning("tracker %s is dropped: %s", name, why)
 
 
 def check_trackers(settings: Settings) -> None:
@@ -66,6 +70,11 @@ def scalars(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield path, float(len(value))
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield path, float(value)
+
+
+def _plain(path: str) -> str:
+    """Return a name that every tracker takes: a node's name for a domain must not end tracking."""
+    return re.sub(r"[^\w .:/-]|\.{2,}|/{2,}", "_", path, flags=re.ASCII)
 
 
 def _classes(settings: Settings) -> dict[str, type[Tracker]]:

@@ -68,7 +68,7 @@ def introduced(reply: Message, nonce: bytes) -> NodeIdentity:
         raise EnrolmentError(
             f"{enrolled.name} claims place {node.index}; its own is {enrolled.place}"
         )
-    return replace(node, name=enrolled.name)
+    return replace(node, name=enrolled.name, index=enrolled.place)
 
 
 def _proof(nonce: bytes, node_id: int) -> bytes:

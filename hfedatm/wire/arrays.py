@@ -12,8 +12,8 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from hfedatm.npy import read_array, read_layout
 from hfedatm.records import BadReply, find_record
 from hfedatm.wire.expected import Expected
-from hfedatm_core.arrays import is_finite
-from hfedatm_core.gram import FactorGram, Gram
+from hfedatm_core.grams.gram import FactorGram, Gram
+from hfedatm_core.tensors import is_finite
 
 MOST_INDEX = 1_000_000
 """Bytes of the table of layer names in a reply's Grams."""

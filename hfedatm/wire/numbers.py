@@ -19,9 +19,9 @@ LARGEST_LOSS = 1e9
 LONGEST = 1e9
 """Seconds that anything may have taken."""
 MOST_METRICS = 64
-MOST_SCORES = 2048
+MOST_SCORES = 512
 """Numbers of an evaluation, which has two for each domain."""
-_NAME = re.compile(r"\w[\w .,:/+()=@-]{0,99}")
+_NAME = re.compile(r"\w[\w .,:/+()=@&'-]{0,99}")
 
 
 def read_metrics(content: RecordDict, most: int = MOST_METRICS) -> Metrics:

@@ -26,7 +26,7 @@ from hfedatm.wire.numbers import (
     read_metrics,
 )
 from hfedatm_core import Update
-from hfedatm_core.gram import Gram
+from hfedatm_core.grams.gram import Gram
 
 V = TypeVar("V")
 MOST_NODES = 1_000_000

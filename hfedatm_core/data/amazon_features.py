@@ -13,15 +13,14 @@ import torch
 from hfedatm_core.data import amazon
 from hfedatm_core.data.base import DataSpec, Domain, DomainData, Inputs
 from hfedatm_core.data.cache import Array, cached_array, digest
-from hfedatm_core.models.minilm import PACKAGE, mean_pooled
-from hfedatm_core.models.weights import from_hub
+from hfedatm_core.pretrained import MINILM_PACKAGE, from_hub, mean_pooled
 
 DOMAINS = amazon.DOMAINS
 CHUNK = 64
 
 
 def load(
-    data_dir: Path | str | None = None, *, encoder: str = PACKAGE, max_length: int = 128
+    data_dir: Path | str | None = None, *, encoder: str = MINILM_PACKAGE, max_length: int = 128
 ) -> DomainData:
     """Load the reviews and encode them.
 

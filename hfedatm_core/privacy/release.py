@@ -19,8 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hfedatm_core.gram import Gram, PackedGram
-from hfedatm_core.packing import pack
+from hfedatm_core.grams.by_layer import distinct
+from hfedatm_core.grams.gram import Gram, PackedGram
+from hfedatm_core.grams.triangle import pack
 from hfedatm_core.privacy.accounting import Ledger
 from hfedatm_core.privacy.clipping import (
     Adjacency,
@@ -31,7 +32,6 @@ from hfedatm_core.privacy.clipping import (
 )
 from hfedatm_core.privacy.noise import NoiseSource, shared_noise_std, triangle_noise
 from hfedatm_core.privacy.psd import nearest_psd
-from hfedatm_core.sharing import distinct
 
 _ROUNDING = 1e-4  # of a float32 trace, generously
 

@@ -28,10 +28,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from hfedatm_core.averaging import State
-from hfedatm_core.merging import Update
-from hfedatm_core.robust.distances import distance, gram_size, norm_of
-from hfedatm_core.sharing import distinct
+from hfedatm_core.grams.by_layer import distinct
+from hfedatm_core.grams.gram import FactorGram, Gram, PackedGram
+from hfedatm_core.tensors import State, distance, norm_of
+from hfedatm_core.update import Update
 
 COUNTS = ("num-examples", "num-clients", "steps", "path")
 """Numbers of an update that weigh in a mean."""
@@ -92,6 +92,17 @@ def measure(update: Update, start: State) -> Sizes:
             for n in ns
         },
     )
+
+
+def gram_size(gram: Gram) -> float:
+    """Return the trace of a Gram, or what its other entries amount to where that is more."""
+    trace = float(gram.diagonal().double().abs().sum())
+    if isinstance(gram, FactorGram):
+        return max(trace, norm_of(gram.factor) ** 2)
+    if isinstance(gram, PackedGram):
+        # The triangle holds every pair once: the norm of the whole is up to √2 times that.
+        return max(trace, norm_of(gram.triangle))
+    return trace
 
 
 # --- what is usual

@@ -17,9 +17,9 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from hfedatm_core.gram import FactorGram, Gram, PackedGram
-from hfedatm_core.merging import Update
-from hfedatm_core.sharing import distinct
+from hfedatm_core.grams.by_layer import distinct
+from hfedatm_core.grams.gram import FactorGram, Gram, PackedGram
+from hfedatm_core.update import Update
 
 MEMORY = 32_000_000
 """Bytes of updates that stay in memory."""

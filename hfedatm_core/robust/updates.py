@@ -10,8 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hfedatm_core.averaging import State
-from hfedatm_core.merging import Update
 from hfedatm_core.robust import agreement
 from hfedatm_core.robust.bounding import (
     BEYOND,
@@ -28,7 +26,8 @@ from hfedatm_core.robust.bounding import (
     usual,
 )
 from hfedatm_core.robust.held import HeldUpdates
-from hfedatm_core.robust.reach import Reach
+from hfedatm_core.tensors import State
+from hfedatm_core.update import Reach, Update
 
 BLOCK = 2**21
 """Numbers that `BoundedUpdates.values` returns at a time."""

@@ -29,6 +29,11 @@ def test_task_there_and_back():
     assert Task.from_record(task.to_record()) == task
 
 
+def test_a_client_without_a_place_goes_by_flowers_number_for_it():
+    task = Task("train", small_settings(), 1, client=2**64 - 1)
+    assert Task.from_record(task.to_record()) == task
+
+
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -108,7 +113,7 @@ SETTINGS = small_settings()
         {"run": ""},
         {"run": "run\n"},
         {"run": 5},
-        {"client": 10**12},
+        {"client": 2**64},
         {"client": -2},
         {"client": "../x"},
         {"client": True},

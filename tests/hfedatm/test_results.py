@@ -284,6 +284,16 @@ class TestResumeSettings:
 
 
 def test_half_a_line_is_not_a_round(tmp_path):
-    (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n{"round": 2}\n{"rou')
+    line = {
+        "round": 1,
+        "seconds": 1.0,
+        "failures": [],
+        "bytes_up": {"clients": 1, "stations": 1},
+        "stations": {"asked": 2, "answered": 2},
+        "clients": {"answered": 4},
+        "per_station": [],
+    }
+    whole = [json.dumps(line | {"round": number}) + "\n" for number in (1, 2)]
+    (tmp_path / "rounds.jsonl").write_text("".join(whole) + '{"rou')
     assert [r["round"] for r in read_rounds(tmp_path)] == [1, 2]
     assert read_rounds(tmp_path / "nowhere") == []

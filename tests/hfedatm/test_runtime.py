@@ -5,9 +5,11 @@ import threading
 import time
 import weakref
 
+import httpx
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError
 from helpers import Saboteur
 
 from hfedatm.errors import UserError
@@ -178,8 +180,68 @@ class TestMappedGrid:
         assert reply.metadata.src_node_id == 1
         assert reply.error.reason == "node unavailable"
 
+    @pytest.mark.parametrize(
+        "error", [KeyError("x"), ValueError("head"), RecursionError(), DecodeError("\x1b[2J")]
+    )
+    def test_a_reply_that_does_not_inflate_is_a_failure_of_that_node_alone(self, error):
+        class Link(FakeLink):
+            def answer(self, message):
+                if message.metadata.dst_node_id == 70:
+                    raise error
+                return super().answer(message)
+
+        grid = MappedGrid(Link([70, 80]), {1: 70, 2: 80}, poll=0.001)
+        broken, heard = grid.send_and_receive(to(1, 2), timeout=5)
+        assert broken.metadata.src_node_id == 1
+        assert broken.error.reason.startswith("its reply cannot be read: ")
+        assert broken.error.reason.isprintable() and len(broken.error.reason) < 250
+        assert said(heard) == "80 got for 2"
+
+    @pytest.mark.parametrize("error", [httpx.ConnectError("gone"), ConnectionResetError()])
+    def test_a_link_that_is_gone_is_no_failure_of_a_node(self, error):
+        class Link(FakeLink):
+            def pull_messages(self, message_ids):
+                raise error
+
+        with pytest.raises(type(error)):
+            list(MappedGrid(Link([70]), {1: 70}, poll=0.001).send_and_receive(to(1), timeout=5))
+
+    def test_a_reply_is_taken_for_that_of_whoever_was_asked(self):
+        """Whatever it says about which message it answers."""
+
+        class Link(FakeLink):
+            def answer(self, message):
+                reply = super().answer(message)
+                reply.metadata.__dict__["_reply_to_message_id"] = "another"
+                return reply
+
+        grid = MappedGrid(Link([70]), {1: 70}, poll=0.001)
+        [reply] = grid.send_and_receive(to(1), timeout=5)
+        assert (reply.metadata.src_node_id, said(reply)) == (1, "70 got for 1")
+
 
 class TestRoster:
+    @pytest.mark.parametrize(
+        "place",
+        [
+            {},
+            {"tier": "client"},
+            {"tier": "boss", "index": 0, "siblings": 0},
+            {"tier": "client", "index": "one", "siblings": 0},
+            {"tier": "client", "index": 2**62, "siblings": 0},
+            {"tier": "client", "index": 0, "siblings": [2**62]},
+        ],
+        ids=range(6),
+    )
+    def test_a_node_with_an_odd_answer_is_not_there(self, place):
+        class Link(FakeLink):
+            def answer(self, message):
+                if message.metadata.dst_node_id == 70:
+                    return Message(RecordDict({"node": ConfigRecord(place)}), reply_to=message)
+                return super().answer(message)
+
+        assert [n.node_id for n in Roster(Link([70, 80]), poll=0.001).present()] == [80]
+
     def test_nodes_are_in_the_order_of_their_places(self):
         assert [n.node_id for n in Roster(FakeLink([90, 70]), poll=0.001).present()] == [90, 70]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hfedatm_core.merging import Update
 from hfedatm_core.robust.updates import BoundedUpdates
+from hfedatm_core.update import Update
 
 State = dict[str, Tensor]
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hfedatm_core.merging import Update
 from hfedatm_core.robust.rules.base import RobustRule, products
 from hfedatm_core.robust.updates import BoundedUpdates
+from hfedatm_core.update import Update
 
 ITERATIONS = 100
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hfedatm_core.merging import Update
 from hfedatm_core.robust.rules.base import RobustRule, products
 from hfedatm_core.robust.updates import BoundedUpdates
+from hfedatm_core.update import Update
 
 
 @dataclass

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hfedatm_core.merging import Update
 from hfedatm_core.robust.rules.base import RobustRule
 from hfedatm_core.robust.updates import BoundedUpdates
+from hfedatm_core.update import Update
 
 
 @dataclass

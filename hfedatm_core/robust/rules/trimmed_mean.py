@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from hfedatm_core.merging import Update
 from hfedatm_core.robust.rules.base import RobustRule, ranges
 from hfedatm_core.robust.updates import BoundedUpdates
+from hfedatm_core.update import Update
 
 
 @dataclass

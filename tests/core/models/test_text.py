@@ -7,7 +7,7 @@ import torch
 from hfedatm_core import models
 from hfedatm_core.data.base import DataSpec
 from hfedatm_core.models.base import count_parameters, head_name
-from hfedatm_core.models.weights import from_hub, local_folder
+from hfedatm_core.pretrained import from_hub, local_folder
 
 HASHED = DataSpec("text", 3, (12,), vocab_size=40, tokenizer="hash")
 OWN = DataSpec("text", 3, (12,), vocab_size=40, tokenizer="own")
@@ -122,7 +122,7 @@ def test_online_the_local_cache_is_asked_before_the_network(monkeypatch):
         asked.append(options.get("local_files_only", False))
         raise OSError("no route to the hub\nand more")
 
-    monkeypatch.setattr("hfedatm_core.models.weights._load", refuse)
+    monkeypatch.setattr("hfedatm_core.pretrained._load", refuse)
     with pytest.raises(FileNotFoundError) as caught:
         models.build("roberta-base", OWN, weights="nobody-has-this/model")
     assert asked == [True, False]

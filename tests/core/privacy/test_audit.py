@@ -5,7 +5,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from hfedatm_core.gram import Gram
+from hfedatm_core.grams.gram import Gram
 from hfedatm_core.privacy.accounting import Budget, calibrate_sigma
 from hfedatm_core.privacy.audit import audit, eigenfactor, match_rows
 from hfedatm_core.privacy.noise import NoiseSource

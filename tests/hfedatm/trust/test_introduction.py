@@ -25,6 +25,11 @@ def test_a_node_is_known_by_its_enrolled_name_and_place(be):
     assert (node.name, node.index, node.tier) == ("station-1-client-2", 1, "client")
 
 
+def test_a_node_that_claims_no_place_has_its_enrolled_one(be):
+    nonce = new_nonce()
+    assert introduced(answer(be, nonce, index=-1), nonce).index == 1
+
+
 def test_another_nodes_place_is_refused(be):
     nonce = new_nonce()
     with pytest.raises(ValueError, match="claims place 0; its own is 1"):

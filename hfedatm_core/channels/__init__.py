@@ -1,0 +1,1 @@
+"""Which axes of which tensors of a network carry the same channels."""

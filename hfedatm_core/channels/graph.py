@@ -1,0 +1,134 @@
+"""Which axes of which tensors share one channel space of a network.
+
+A permutation ``p`` of the channels of a group keeps the network's function when every axis that
+lives in that channel space is permuted with it: the filters that write the channels, their biases
+and BatchNorm vectors, and the inputs of all layers that read them. A :class:`ChannelGraph` lists
+those axes; :mod:`hfedatm_core.fot.alignment` decides on the permutations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hfedatm_core.channels.groups import ChannelGroup, Member
+from hfedatm_core.channels.tracing import trace
+from hfedatm_core.tensors import take
+
+
+@dataclass(frozen=True)
+class ChannelGraph:
+    """The channel groups of a network in the order of the forward pass.
+
+    Attributes
+    ----------
+    groups
+        What may be permuted; the inputs of a group's first producer come from earlier groups.
+    frozen
+        Module name -> why the channels it writes (or, for an operation that is not understood,
+        reads) must stay in their order.
+    kernels
+        Weights of convolutions, whose spatial size may differ between two models.
+    """
+
+    groups: tuple[ChannelGroup, ...] = ()
+    frozen: dict[str, str] = field(default_factory=dict)
+    kernels: frozenset[str] = frozenset()
+
+    @classmethod
+    def trace(cls, model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any]) -> ChannelGraph:
+        """Derive the groups of ``model`` from one example input.
+
+        The model is not run: its graph is recorded with ``torch.fx`` and only shapes are
+        propagated. A model that cannot be recorded gives a graph without groups.
+
+        Parameters
+        ----------
+        model
+            Any module; it is not modified.
+        inputs
+            Positional (a tuple) or keyword (a mapping) arguments of ``model.forward``.
+
+        Examples
+        --------
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2))
+        >>> [group] = ChannelGraph.trace(net, (torch.zeros(1, 3, 8, 8),)).groups
+        >>> group.name, group.size, [(m.tensor, m.axis, m.block) for m in group.members]
+        ('0', 8, [('0.weight', 0, 1), ('0.bias', 0, 1), ('3.weight', 1, 36)])
+        """
+        return cls(*trace(model, inputs))
+
+    def permute(
+        self, state: Mapping[str, Tensor], permutations: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Reorder channels on every axis that carries them; the network's function stays.
+
+        Parameters
+        ----------
+        state
+            A ``state_dict`` or any other values per parameter (say, a momentum).
+        permutations
+            Group name -> permutation ``p``: channel ``i`` becomes the old channel ``p[i]``. A group
+            that is not named stays as it is.
+        """
+        permuted = {}
+        for name, tensor in state.items():
+            for axis in range(tensor.dim()):
+                tensor = self.permute_axis(name, tensor, axis, permutations)
+            permuted[name] = tensor
+        return permuted
+
+    def permute_axis(
+        self, name: str, tensor: Tensor, axis: int, permutations: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Reorder one axis of the named tensor; as it is, not a copy, where nothing moves."""
+        index = self.index(name, axis, tensor.shape[axis], permutations)
+        return tensor if index is None else take(tensor, index, axis)
+
+    def index(
+        self, tensor: str, axis: int, length: int, permutations: Mapping[str, Tensor]
+    ) -> Tensor | None:
+        """Positions that permute one tensor axis, ``new = old.index_select(axis, index)``.
+
+        Parameters
+        ----------
+        length
+            Size of the axis.
+        permutations
+            As in :meth:`permute`.
+
+        Returns
+        -------
+        Tensor or None
+            ``None`` when nothing moves on this axis.
+        """
+        index: Tensor | None = None
+        for group, member in self._by_axis.get((tensor, axis), ()):
+            permutation = permutations.get(group.name)
+            if permutation is None:
+                continue
+            if permutation.numel() == length:  # the usual case: nothing else on this axis
+                return permutation
+            if index is None:
+                index = torch.arange(length)
+            block = torch.arange(member.block)
+            places = (permutation[:, None] * member.block + block).flatten() + member.offset
+            index[member.offset : member.offset + places.numel()] = places
+        return index
+
+    def groups_at(self, tensor: str, axis: int) -> tuple[str, ...]:
+        """Names of the groups that one tensor axis belongs to."""
+        return tuple(group.name for group, _ in self._by_axis.get((tensor, axis), ()))
+
+    @cached_property
+    def _by_axis(self) -> dict[tuple[str, int], list[tuple[ChannelGroup, Member]]]:
+        table: dict[tuple[str, int], list[tuple[ChannelGroup, Member]]] = {}
+        for group in self.groups:
+            for member in group.members:
+                table.setdefault((member.tensor, member.axis), []).append((group, member))
+        return table

@@ -1,0 +1,158 @@
+r"""Filter-wise optimal transport: bring a station's channels into the reference's order.
+
+For every channel group the filters of the reference and of the station are flattened and
+normalised; the squared distances of all tensors that write the group are summed to a cost matrix D;
+a permutation p is chosen that lowers :math:`\sum_i D_{i,p(i)}`; and every axis that lives in the
+group is permuted by it, so that the station's network computes what it computed before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hfedatm_core.channels.graph import ChannelGraph
+from hfedatm_core.fot.assignment import Solver
+from hfedatm_core.fot.matching import Matcher, Scope
+from hfedatm_core.fot.shapes import match_shapes, require_finite
+from hfedatm_core.grams.gram import Gram
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """A station in the reference's channel order.
+
+    Attributes
+    ----------
+    state
+        The permuted ``state_dict``; tensors that do not move are the station's own, not copies.
+    grams
+        The permuted Grams.
+    permutations
+        Group name -> ``p``: channel ``i`` of the aligned model is channel ``p[i]`` of the station.
+        The groups in scope, here and below.
+    moved
+        Group name -> number of channels with ``p[i] != i``.
+    cost, identity_cost
+        Group name -> ⟨Π, D⟩ and ⟨I, D⟩, with D as it stood when the group was decided.
+    """
+
+    state: dict[str, Tensor]
+    grams: dict[str, Gram]
+    permutations: dict[str, Tensor]
+    moved: dict[str, int]
+    cost: dict[str, float]
+    identity_cost: dict[str, float]
+
+
+def align(
+    state: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
+    graph: ChannelGraph,
+    grams: Mapping[str, Gram] | None = None,
+    solver: Solver = "sinkhorn",
+    scope: Scope = "conv",
+    reg: float = 0.05,
+    iterations: int = 25,
+    margin: float = 0.0,
+) -> Alignment:
+    r"""Permute the channels of ``state`` to match ``reference`` without changing its function.
+
+    Per channel group, with :math:`\hat w` the flattened and normalised filters of all tensors t
+    that write the group,
+
+    .. math:: D_{ij} = \sum_t \|\hat w^{ref}_{t,i} - \hat w_{t,j}\|^2, \qquad
+        \min_p \sum_i D_{i,p(i)}.
+
+    Parameters
+    ----------
+    state, reference
+        Two ``state_dict`` of one architecture; convolutions may differ in kernel size, the
+        station's are then resized to the reference's.
+    graph
+        The channel groups of the architecture.
+    grams
+        Layer name -> Gram of the layer's input, permuted along.
+    solver
+        ``"sinkhorn"``: assignment on the entropic plan; ``"exact"``: on the cost itself.
+    scope
+        ``"conv"`` aligns what convolutions write, ``"all"`` also the hidden units of Linear layers.
+    reg, iterations
+        Sinkhorn's regularisation and number of iterations.
+    margin
+        A group is permuted only if that lowers its cost by more than this share of ⟨I, D⟩.
+
+    Raises
+    ------
+    ValueError
+        A tensor is missing, unknown, not finite or of another shape; or an option is invalid.
+
+    See Also
+    --------
+    Aligner : the same for several stations and one reference.
+    """
+    return Aligner(reference, graph, solver, scope, reg, iterations, margin)(state, grams)
+
+
+class Aligner:
+    """Align any number of stations to one reference; see :func:`align` for the parameters.
+
+    What depends only on the reference is computed once, which makes stations that stayed close to
+    it (the identity is then provably the best match) nearly free.
+    """
+
+    def __init__(
+        self,
+        reference: Mapping[str, Tensor],
+        graph: ChannelGraph,
+        solver: Solver = "sinkhorn",
+        scope: Scope = "conv",
+        reg: float = 0.05,
+        iterations: int = 25,
+        margin: float = 0.0,
+    ) -> None:
+        require_finite(reference, "the reference")
+        self._reference, self._graph = reference, graph
+        self._matcher = Matcher(reference, graph, solver, scope, reg, iterations, margin)
+
+    def __call__(
+        self, state: Mapping[str, Tensor], grams: Mapping[str, Gram] | None = None
+    ) -> Alignment:
+        """Align one station."""
+        station = match_shapes(state, self._reference, self._graph.kernels)
+        matches, reordered = self._matcher.match(station)
+        moving = {name: match.permutation for name, match in matches.items() if match.moved}
+        return Alignment(
+            state=reordered,
+            grams=self._permuted_grams(grams or {}, state, moving),
+            permutations={name: match.permutation for name, match in matches.items()},
+            moved={name: match.moved for name, match in matches.items()},
+            cost={name: match.cost for name, match in matches.items()},
+            identity_cost={name: match.identity_cost for name, match in matches.items()},
+        )
+
+    def _permuted_grams(
+        self, grams: Mapping[str, Gram], state: Mapping[str, Tensor], moving: Mapping[str, Tensor]
+    ) -> dict[str, Gram]:
+        done: dict[tuple[int, bytes], Gram] = {}  # layers with one input share one Gram
+        permuted = {}
+        for layer, gram in grams.items():
+            weight = state.get(f"{layer}.weight")
+            if weight is None or weight.dim() < 2:
+                raise ValueError(f"there is a Gram of {layer}, but no weight matrix {layer}.weight")
+            features = weight[0].numel()  # of a convolution: its patch, channel by channel
+            if gram.dim not in (features, features + 1):  # one more: the constant of the bias
+                raise ValueError(
+                    f"the Gram of {layer} has {gram.dim} features, but {layer}.weight has shape "
+                    f"{tuple(weight.shape)}"
+                )
+            index = self._graph.index(f"{layer}.weight", 1, weight.shape[1], moving)
+            if index is not None:
+                key = (id(gram), index.numpy().tobytes())
+                if key not in done:
+                    done[key] = gram.permute(index)
+                gram = done[key]
+            permuted[layer] = gram
+        return permuted

@@ -1,0 +1,1 @@
+"""Gram matrices of layer inputs: measure, store, add and send them."""

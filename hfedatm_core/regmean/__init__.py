@@ -1,0 +1,1 @@
+"""RegMean: merge Linear layers in closed form, given the Grams of their inputs."""

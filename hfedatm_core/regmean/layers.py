@@ -1,0 +1,167 @@
+"""Which layers of a model can be merged by RegMean, and doing so while the updates stream by."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hfedatm_core.grams.by_layer import regroup
+from hfedatm_core.grams.gram import Gram
+from hfedatm_core.regmean.closed_form import RegMeanAccumulator
+from hfedatm_core.tensors import State
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """How one layer was merged, and why so."""
+
+    how: Literal["regmean", "averaged"]
+    reason: str = ""
+
+
+def weight_layers(state: State) -> list[str]:
+    """Return the modules whose ``weight`` has two or more axes."""
+    return [
+        key.removesuffix(".weight")
+        for key, value in state.items()
+        if key.endswith(".weight") and value.ndim >= 2
+    ]
+
+
+def check_grams(grams: Mapping[str, Gram], state: State, who: str) -> None:
+    """Raise ``ValueError`` unless every Gram has the width of its layer's weight in ``state``.
+
+    One feature more is the constant input of the layer's bias.
+    """
+    for name, gram in grams.items():
+        weight = state.get(f"{name}.weight")
+        if weight is None or weight.ndim < 2:
+            raise ValueError(f"{who}: there is a Gram of '{name}' but no matrix '{name}.weight'")
+        width = weight[0].numel()
+        if gram.dim != width and not (gram.dim == width + 1 and f"{name}.bias" in state):
+            raise ValueError(
+                f"{who}: the Gram of layer '{name}' has shape {(gram.dim, gram.dim)} but tensor "
+                f"'{name}.weight' has shape {tuple(weight.shape)} ({width} inputs)"
+            )
+
+
+class LayerMerger:
+    """RegMean over all layers with a Gram; the others are left to the mean, with the reason.
+
+    Parameters
+    ----------
+    reference
+        State to whose shapes the updates have been aligned; also the pivot of RegMean.
+    """
+
+    def __init__(self, reference: State) -> None:
+        self._reference = reference
+        self._groups: dict[tuple[str, ...], RegMeanAccumulator] = {}
+        self._forms: dict[str, tuple[type[Gram], int]] = {}
+        self._averaged: dict[str, str] = {}
+        self._ties: dict[str, set[str]] = {}
+        self._stations: list[str] = []
+
+    def add(self, who: str, state: State, grams: Mapping[str, Gram], coefficient: float) -> None:
+        """Add the aligned state and Grams of one station."""
+        if not self._stations:
+            self._forms = {name: (type(gram), gram.dim) for name, gram in grams.items()}
+        for name in [*self._forms, *grams]:
+            if name not in self._averaged and (reason := self._obstacle(who, name, grams)):
+                self._averaged[name] = reason
+        usable = {name: gram for name, gram in grams.items() if name not in self._averaged}
+        if not self._stations:
+            self._ties = _tied(usable, state)
+            pivots = {name: _matrix(self._reference, name, gram) for name, gram in usable.items()}
+            self._groups = {tuple(usable): RegMeanAccumulator(pivots)} if usable else {}
+        self._ties = {
+            name: {key for key in keys if torch.equal(state[key], state[f"{name}.weight"])}
+            for name, keys in self._ties.items()
+        }
+        inputs = {name: id(gram) for name, gram in usable.items()}
+        groups = regroup(self._groups, inputs, lambda total, part: total.take(part))
+        self._groups = {group: total for group, total in groups.items() if group[0] in usable}
+        for group, total in self._groups.items():
+            gram = usable[group[0]]
+            total.add({name: _matrix(state, name, gram) for name in group}, gram, coefficient)
+        self._stations.append(who)
+
+    def finish(self, mean: dict[str, Tensor], ridge: float) -> dict[str, LayerReport]:
+        """Replace the merged layers in ``mean``; return the report of every layer."""
+        for name, keys in self._ties.items():
+            if keys:
+                self._averaged.setdefault(name, f"the weight is tied to '{min(keys)}'")
+        reports = {
+            name: LayerReport("averaged", self._averaged.get(name, "no station sent a Gram"))
+            for name in weight_layers(mean)
+        }
+        for group in list(self._groups):
+            total = self._groups.pop(group)
+            layers = [name for name in group if name not in self._averaged]
+            if not layers:
+                continue
+            if len(layers) < len(group):
+                total = total.take(layers)
+            means = {name: _matrix(mean, name, self._forms[name][1]) for name in layers}
+            solution = total.solve(means, ridge)
+            for name in layers:
+                reports[name] = LayerReport(solution.how, solution.reason)
+                if solution.how == "regmean":
+                    _put(mean, name, solution.weights[name])
+                else:
+                    self._averaged[name] = solution.reason
+        for name, reason in self._averaged.items():
+            reports[name] = LayerReport("averaged", reason)
+            if not self._ties.get(name):
+                warnings.warn(f"layer '{name}' is averaged: {reason}", stacklevel=3)
+        return reports
+
+    def _obstacle(self, who: str, name: str, grams: Mapping[str, Gram]) -> str:
+        """Return why this layer cannot be merged by RegMean, or nothing."""
+        if name not in grams:
+            return f"no Gram from {who}"
+        if name not in self._forms:
+            return f"no Gram from {self._stations[0]}"
+        gram = grams[name]
+        if not gram.is_finite():
+            return f"the Gram from {who} is not finite"
+        width = self._reference[f"{name}.weight"][0].numel()
+        if (type(gram), gram.dim) != self._forms[name] or gram.dim not in (width, width + 1):
+            return f"the Gram from {who} has another form or size than the reference"
+        return ""
+
+
+def _matrix(state: State, name: str, gram: Gram | int) -> Tensor:
+    """Return the weight as ``out × in``, with the bias as last column for an augmented Gram."""
+    dim = gram if isinstance(gram, int) else gram.dim
+    weight = state[f"{name}.weight"].detach().flatten(1)
+    if weight.shape[1] == dim:
+        return weight
+    return torch.cat([weight, state[f"{name}.bias"].detach()[:, None]], dim=1)
+
+
+def _put(state: dict[str, Tensor], name: str, matrix: Tensor) -> None:
+    weight = state[f"{name}.weight"]
+    width = weight[0].numel()
+    state[f"{name}.weight"] = matrix[:, :width].reshape(weight.shape).contiguous()
+    if matrix.shape[1] > width:
+        state[f"{name}.bias"] = matrix[:, width].contiguous()
+
+
+def _tied(layers: Mapping[str, Gram], state: State) -> dict[str, set[str]]:
+    """Return for every layer the other tensors that hold the same numbers as its weight."""
+    alike: dict[object, list[str]] = {}
+    for key, value in state.items():
+        if value.ndim >= 2:
+            alike.setdefault((value.shape, *value.flatten()[:8].tolist()), []).append(key)
+    ties: dict[str, set[str]] = {}
+    for keys in alike.values():
+        for key in keys:
+            if len(keys) > 1 and key.removesuffix(".weight") in layers:
+                ties[key.removesuffix(".weight")] = set(keys) - {key}
+    return ties

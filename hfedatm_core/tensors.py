@@ -1,0 +1,54 @@
+"""Tensors by name, and what several packages do to one tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+State = Mapping[str, Tensor]
+
+_NUMPY_HAS = {torch.float16, torch.float32, torch.float64, torch.int32, torch.int64}
+
+
+def is_finite(values: Tensor) -> bool:
+    """Tell whether every entry is finite, in one pass that allocates nothing in the usual case."""
+    if not values.is_floating_point() or bool(torch.isfinite(values.sum())):
+        return True
+    return bool(torch.isfinite(values).all())
+
+
+def plain_floats(values: Tensor) -> Tensor:
+    """Return the numbers on the CPU, contiguous, as float64 if they are and else as float32."""
+    kind = torch.float64 if values.dtype == torch.float64 else torch.float32
+    return values.detach().to("cpu", kind).contiguous()
+
+
+def take(values: Tensor, index: Tensor, axis: int) -> Tensor:
+    """Return ``values.index_select(axis, index)``.
+
+    NumPy does it in two thirds of the time on the inner axes of a large tensor.
+    """
+    if values.device.type != "cpu" or values.dtype not in _NUMPY_HAS:
+        return values.index_select(axis, index.to(values.device))
+    return torch.from_numpy(np.take(values.detach().numpy(), index.numpy(), axis))
+
+
+def distance(value: Tensor, start: Tensor) -> float:
+    """Return ``‖value − start‖`` in float64; infinite only where no float64 can hold it."""
+    if value.is_floating_point():
+        norm = float(torch.linalg.vector_norm(value.detach() - start, dtype=torch.float64))
+        if math.isfinite(norm):
+            return norm
+    return norm_of(value.detach().double() - start.double())
+
+
+def norm_of(values: Tensor) -> float:
+    """Return the norm of any values, also of those whose squares overflow."""
+    top = float(values.abs().max()) if values.numel() else 0.0
+    if top == 0.0 or not math.isfinite(top):
+        return top
+    return top * float(torch.linalg.vector_norm(values.double() / top))
