@@ -82,16 +82,11 @@ def measure(update: Update, start: State) -> Sizes:
     """Return the sizes of one update that started from ``start``."""
     counts = {name: float(update.metrics[name]) for name in COUNTS if name in update.metrics}
     counts |= {"num-examples": update.num_examples, "num-clients": update.num_clients}
-    return Sizes(
-        counts,
-        {name: distance(value, start[name]) for name, value in update.state.items()},
-        {
-            n: size
-            for ns, g in distinct(update.grams).items()
-            for size in [gram_size(g)]
-            for n in ns
-        },
-    )
+    grams: dict[str, float] = {}
+    for layers, gram in distinct(update.grams).items():
+        grams |= dict.fromkeys(layers, gram_size(gram))
+    moves = {name: distance(value, start[name]) for name, value in update.state.items()}
+    return Sizes(counts, moves, grams)
 
 
 def gram_size(gram: Gram) -> float:
@@ -209,7 +204,8 @@ def cut(update: Update, given: Factors, start: State) -> Update:
     numbers = dict(update.metrics)
     numbers |= {n: numbers[n] * f for n, f in given.counts.items() if n in numbers}
     whole = {
-        name: max(1, int(getattr(update, name) * given.counts.get(key, 1.0)))
+        # A rounding error must not make a whole number one less.
+        name: max(1, int(getattr(update, name) * given.counts.get(key, 1.0) * (1 + 1e-12)))
         for name, key in (("num_examples", "num-examples"), ("num_clients", "num-clients"))
     }
     for name, key in (("num_examples", "num-examples"), ("num_clients", "num-clients")):

@@ -69,11 +69,10 @@ def ranges(updates: BoundedUpdates, trimmed: int) -> tuple[State, State]:
             if 2 * trimmed < count - 1:
                 ends[:, part] = ordered[[trimmed, count - 1 - trimmed]]
             else:
-                middle = ordered[[(count - 1) // 2, count // 2]]
-                ends[:, part] = (
-                    torch.lerp(middle[0], middle[1], 0.5)
-                    if start.is_floating_point()
-                    else middle[0]
-                )
+                low_middle, high_middle = ordered[(count - 1) // 2], ordered[count // 2]
+                if start.is_floating_point():  # halves first: their sum does not overflow
+                    ends[:, part] = low_middle * 0.5 + high_middle * 0.5
+                else:
+                    ends[:, part] = low_middle
         low[name], high[name] = ends.view(2, *start.shape)
     return low, high
