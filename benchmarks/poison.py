@@ -115,7 +115,8 @@ def measure(path: Path, keys: Sequence[Key], given: dict[str, Any]) -> dict[str,
         path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(
             f"{key[0]:8} {key[1]:8} seed {key[3]:<3} {key[2]:30} "
-            f"unseen {100 * found['unseen']:.1f} source {100 * found['source']:.1f} in {found['seconds']:.0f} s {found['error']}",
+            f"unseen {100 * found['unseen']:.1f} "
+            f"source {100 * found['source']:.1f} in {found['seconds']:.0f} s {found['error']}",
             flush=True,
         )
     return record

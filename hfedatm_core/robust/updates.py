@@ -88,6 +88,11 @@ class BoundedUpdates:
     # --- what robust rules look at
 
     @property
+    def left_out(self) -> int:
+        """Number of updates that were left out already."""
+        return len(self._outside)
+
+    @property
     def factors(self) -> list[Factors]:
         """What the parts of every update are multiplied by."""
         return [self._factors[place] for place in self._inside]

@@ -32,6 +32,10 @@ class RobustRule(ABC):
 
     liars: int = 1
 
+    def expected(self, updates: BoundedUpdates) -> int:
+        """Return how many hostile updates may still be among these: some are left out already."""
+        return max(0, self.liars - updates.left_out)
+
     @abstractmethod
     def admit(self, updates: BoundedUpdates) -> Iterable[Update]:
         """Return what enters the merge; ``updates`` are already within the bounds."""

@@ -11,7 +11,10 @@ from hfedatm_core.robust import agreement
 from hfedatm_core.robust.bounding import Bounds
 from hfedatm_core.robust.updates import BoundedUpdates
 
-START = {"a": torch.randn(60, 40, generator=torch.Generator().manual_seed(0)), "b": torch.zeros(2000)}
+START = {
+    "a": torch.randn(60, 40, generator=torch.Generator().manual_seed(0)),
+    "b": torch.zeros(2000),
+}
 DIRECTION = {
     n: torch.randn(v.shape, generator=torch.Generator().manual_seed(1)) for n, v in START.items()
 }
