@@ -2,7 +2,8 @@
 
 Built-in names are modules of one package and are found by importing them, so adding one is adding
 a file. Other packages can announce theirs under the entry-point groups ``hfedatm.models``,
-``hfedatm.datasets``, ``hfedatm.methods``, ``hfedatm.rules`` and ``hfedatm.trainers``.
+``hfedatm.datasets``, ``hfedatm.methods``, ``hfedatm.rules``, ``hfedatm.robust`` and
+``hfedatm.trainers``.
 
 A deployed process imports nothing else because of a run unless its owner's policy lists it.
 """

@@ -276,27 +276,33 @@ class HFedATMStrategy(Strategy):
         """Add up the stations' counts."""
         expected = self._expected()
         evaluated: dict[str, dict[str, float]] = {}
+        answered = 0
         for scores in checked(replies, lambda r: read_scores(r, expected), "station", self._note):
+            answered += 1
             for failure in scores.failures:
                 self._note(failure, scores.name)
             if scores.examples:
                 evaluated[scores.name] = {**scores.counts, "loss-sum": scores.loss_sum}
-        if not evaluated:
-            return None
-        found = source_scores(evaluated, self.settings.claim_factor)
         before, most = self._accepted, self.settings.max_fall
-        if before and most and fall(before.source, found) > most:
+        found = source_scores(evaluated, self.settings.claim_factor) if evaluated else None
+        # A model that gives no numbers is one that most stations cannot evaluate.
+        if before and most and answered < self._asked / 2:
+            self._take_back(before, None)
+        elif before and most and found and fall(before.source, found) > most:
             self._take_back(before, found)
-        else:
+        elif found:
             model = record_to_state(self._judged)
             self._accepted = Accepted(model, self._memory(), found, self._round)
             self.record["source"] = found
+        if found is None:
+            return None
         return MetricRecord({"accuracy": found["accuracy"], "loss": found["loss"]})
 
-    def _take_back(self, before: Accepted, found: Mapping[str, Any]) -> None:
+    def _take_back(self, before: Accepted, found: Mapping[str, Any] | None) -> None:
         """Go on from the last accepted model, as if this round had not been."""
         self.record |= {"source": before.source, "taken_back": sentence(before.source, found)}
         self._put_back(before.memory)
+        self._accepted = replace(before, round=self._round)
         # Flower goes on from this record and knows no other way back.
         self._judged.clear()
         self._judged.update(state_to_record(before.model))

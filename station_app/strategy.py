@@ -25,7 +25,7 @@ from hfedatm.seeding import derive
 from hfedatm.wire import Expected, NodeUpdate, Scores, checked, read_scores, read_update
 from hfedatm_core import Gram, GramAccumulator, MeanAccumulator, Update
 from hfedatm_core.grams.by_layer import distinct
-from hfedatm_core.robust.counting import bounded_counts
+from hfedatm_core.robust.counting import bounded_counts, with_domains
 from server_app.rules.base import Rule, StationSide
 
 V = TypeVar("V", NodeUpdate, Scores)
@@ -208,7 +208,7 @@ class StationStrategy(Strategy):
         total = {"correct": 0.0, "num-examples": 0.0, "loss-sum": 0.0}
         expected = Expected(self.settings, "client")  # counts are not summed securely
         usable = self._usable(replies, lambda reply: read_scores(reply, expected))
-        counts = [{**scores.counts, "loss-sum": scores.loss_sum} for scores in usable]
+        counts = with_domains([{**scores.counts, "loss-sum": scores.loss_sum} for scores in usable])
         for one in bounded_counts(counts, self.settings.claim_factor):
             for name, value in one.items():
                 total[name] = total.get(name, 0.0) + value

@@ -13,10 +13,19 @@ from hfedatm.trust.policy import Policy, PolicyRefusal
 if TYPE_CHECKING:
     from hfedatm.settings import Settings
 
-GROUPS = ("models", "datasets", "methods", "rules", "trainers", "trackers")
+GROUPS = ("models", "datasets", "methods", "rules", "robust", "trainers", "trackers")
 """Entry-point groups, each after ``hfedatm.``: who installs a package allows what it announces."""
 
-CODE = ("dataset", "model", "client_method", "server_rule", "train_fn", "track")
+CODE = (
+    "dataset",
+    "model",
+    "client_method",
+    "server_rule",
+    "robust_clients",
+    "robust_stations",
+    "train_fn",
+    "track",
+)
 """Settings that name code."""
 
 _PARAMETERS = ("dataset_params", "model_params", "client_params", "rule_params")
