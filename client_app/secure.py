@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
 
-from hfedatm.privacy import secure_threshold
-from hfedatm.records import Task, arrays_to_record, find_record
-from hfedatm.secure import IN_THE_CLEAR, flatten
-from hfedatm.state import NodeMemory
+from hfedatm.base.masked_reply import IN_THE_CLEAR, flatten
+from hfedatm.base.memory import NodeMemory
+from hfedatm.base.privacy_settings import secure_threshold
+from hfedatm.base.records import Task, arrays_to_record, find_record
 from hfedatm_core.secagg import SecureAggregationError, SecureClient
 from hfedatm_core.secagg.messages import Directory
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from client_app.data import Batches
+from hfedatm.base.batches import Batches
 from hfedatm_core import ChannelGraph, FactorGram, Gram, Merged, Update, forward
 from hfedatm_core.data import DataSpec
 

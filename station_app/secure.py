@@ -14,13 +14,13 @@ import numpy as np
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from hfedatm.handover.recordfile import content_bytes
-from hfedatm.privacy import secure_threshold
-from hfedatm.records import BadReply, record_to_arrays
-from hfedatm.runtime.streaming import NO_REPLY
-from hfedatm.secure import IN_THE_CLEAR, Layout, mean_reply
-from hfedatm.settings import Settings
-from hfedatm.wire import open_reply, reason_of
+from hfedatm.base.handover.recordfile import content_bytes
+from hfedatm.base.masked_reply import IN_THE_CLEAR, ReplyLayout, mean_reply
+from hfedatm.base.privacy_settings import secure_threshold
+from hfedatm.base.records import BadReply, record_to_arrays
+from hfedatm.base.settings import Settings
+from hfedatm.base.streaming import NO_REPLY
+from hfedatm.base.wire import open_reply, reason_of
 from hfedatm_core.secagg import Aggregator, SecureAggregationError
 
 Take = Callable[[int, RecordDict], None]
@@ -54,7 +54,7 @@ class _SecureSum:
         self.lost: dict[int, str] = {}
         self._session = secrets.token_bytes(16)
         self._keys: dict[int, bytes] = {}
-        self._layout: Layout | None = None
+        self._layout: ReplyLayout | None = None
         self._metrics: dict[int, dict[str, float]] = {}
         self._bytes = 0
 
@@ -82,7 +82,7 @@ class _SecureSum:
         return self._mean(total.result(), len(survivors))
 
     def _take_keys(self, client: int, content: RecordDict) -> None:
-        layout = Layout.from_record(content["layout"])  # type: ignore[arg-type]
+        layout = ReplyLayout.from_record(content["layout"])  # type: ignore[arg-type]
         self._layout = self._layout or layout
         if layout != self._layout:
             raise BadReply("its reply is made of other parts than those of the other clients")

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from hfedatm.base.errors import UserError
 from hfedatm.cli.arguments import Assignments, ConfigFile
-from hfedatm.errors import UserError
 
 Folder = Annotated[Path, typer.Option(help="Where the deployment keeps its state.")]
 STATE = Path(".hfedatm")
@@ -110,7 +110,7 @@ def scaffold(
     """
     from hfedatm.deploy import compose
 
-    layout = compose.Layout(stations, clients, host, port, only)
+    layout = compose.Deployment(stations, clients, host, port, only)
     for path in compose.write_compose(folder, layout):
         typer.echo(f"wrote {path}")
     for path in compose.write_policies(folder / "policies", layout):

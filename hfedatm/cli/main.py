@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from hfedatm.base.errors import UserError
 from hfedatm.cli import (
     audit,
     check,
@@ -21,7 +22,6 @@ from hfedatm.cli import (
     topology,
     watch,
 )
-from hfedatm.errors import UserError
 
 typer_app = typer.Typer(
     name="hfedatm",

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from hfedatm.base.errors import UserError
+from hfedatm.base.trust import writing
 from hfedatm.deploy import certificates
-from hfedatm.errors import UserError
-from hfedatm.trust import writing
 
 FILES = ("docker-compose.yml", "docker-compose.insecure.yml", "docker-compose.gpu.yml")
 CONTAINER_USER = 1000
 
 
 @dataclass(frozen=True)
-class Layout:
+class Deployment:
     """Which machines there are; ``host`` is where other machines reach the server's gateway."""
 
     stations: int
@@ -55,7 +55,7 @@ class Layout:
         return services
 
 
-def write_compose(folder: Path, layout: Layout) -> list[Path]:
+def write_compose(folder: Path, layout: Deployment) -> list[Path]:
     """Write the Compose file and its overrides; return their paths."""
     templates = Environment(
         loader=PackageLoader("hfedatm", "templates/compose"),
@@ -82,7 +82,7 @@ def write_compose(folder: Path, layout: Layout) -> list[Path]:
     return [folder / name for name in FILES]
 
 
-def write_secrets(folder: Path, layout: Layout) -> None:
+def write_secrets(folder: Path, layout: Deployment) -> None:
     """Make the certificates and keys that are missing; those that are there stay."""
     certificates.make_authority(folder)
     for link in layout.links:
@@ -108,7 +108,7 @@ def write_secrets(folder: Path, layout: Layout) -> None:
                 os.chown(path, CONTAINER_USER, CONTAINER_USER)
 
 
-def write_policies(folder: Path, layout: Layout) -> list[Path]:
+def write_policies(folder: Path, layout: Deployment) -> list[Path]:
     """Write the policies that the machines of this part lack; those that are there stay."""
     names = [name for link in layout.shown for name in (link, *layout.links[link])]
     shown = [n for n in names if n not in layout.links or n in layout.shown]

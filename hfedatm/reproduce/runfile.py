@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hfedatm.errors import UserError
+from hfedatm.base.errors import UserError
 
 
 def read_runs(path: Path) -> Iterator[dict[str, Any]]:

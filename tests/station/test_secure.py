@@ -8,11 +8,11 @@ from flwr.common import Array, ArrayRecord
 from helpers import failures_of, last_model, run_small, small_settings, tiny_data
 
 from client_app.app import app as client_app
-from hfedatm.assembly import build_method, build_model, example_grams
-from hfedatm.records import Task, record_to_grams, record_to_state, state_to_record
-from hfedatm.results import read_rounds
+from hfedatm.base.building import build_method, build_model, example_grams
+from hfedatm.base.masked_reply import flatten, mean_reply
+from hfedatm.base.records import Task, record_to_grams, record_to_state, state_to_record
+from hfedatm.base.results import read_rounds
 from hfedatm.runtime.in_process import InProcessGrid
-from hfedatm.secure import flatten, mean_reply
 from hfedatm_core.secagg import FixedPoint
 from station_app.secure import gather_securely
 from station_app.strategy import StationStrategy, TooFewClients
