@@ -15,8 +15,8 @@ import psutil
 from flwr.app import Context, Message, MessageType
 
 from hfedatm.base.answering import reply_with_failure
+from hfedatm.base.environment import PRELOAD
 from hfedatm.base.trust.policy import Limits, Policy, PolicyRefusal
-from hfedatm.deploy.prefork import PRELOAD
 
 Next = Callable[[Message, Context], Message]
 MB = 2**20

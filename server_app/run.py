@@ -1,4 +1,4 @@
-"""A run: check everything first, then rounds, each ending in one line and one checkpoint."""
+"""The rounds of a run, each ending in one line and one checkpoint."""
 
 from __future__ import annotations
 

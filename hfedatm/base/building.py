@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
+from importlib import import_module
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-import client_app.methods
 import hfedatm_core.data
 import hfedatm_core.models
 import hfedatm_core.robust.rules
-import server_app.rules
 from hfedatm.base.errors import UserError
 from hfedatm.base.plugins import calling, check_call, construct, find_class, find_function
 from hfedatm.base.seeding import derive, seed_torch
@@ -27,6 +26,9 @@ from hfedatm_core import Gram, collect_grams, forward
 from hfedatm_core.data import DataSpec, DomainData
 from hfedatm_core.discovery import check_options
 from hfedatm_core.robust.rules.base import RobustRule
+
+# Built-in methods and rules are plug-ins of the tiers above: they are found by name, like others.
+BUILT_IN_METHODS, BUILT_IN_RULES = "client_app.methods", "server_app.rules"
 
 
 def load_data(settings: Settings, data_dir: str | None = None) -> DomainData:
@@ -69,7 +71,8 @@ def target_domain(settings: Settings, data: DomainData) -> str:
 
 def build_rule(settings: Settings) -> Rule:
     """Make the server rule."""
-    cls = find_class("server-rule", settings.server_rule, server_app.rules, Rule, "hfedatm.rules")
+    package = import_module(BUILT_IN_RULES)
+    cls = find_class("server-rule", settings.server_rule, package, Rule, "hfedatm.rules")
     rule: Rule = construct("rule-params", cls, parse_params(settings.rule_params))
     rule.check(settings)
     return rule
@@ -86,9 +89,8 @@ def build_robust(settings: Settings, tier: Literal["clients", "stations"]) -> Ro
 
 def build_method(settings: Settings) -> Method:
     """Make the client method, with what the server rule adds to it."""
-    cls = find_class(
-        "client-method", settings.client_method, client_app.methods, Method, "hfedatm.methods"
-    )
+    package = import_module(BUILT_IN_METHODS)
+    cls = find_class("client-method", settings.client_method, package, Method, "hfedatm.methods")
     method: Method = construct("client-params", cls, parse_params(settings.client_params))
     return build_rule(settings).on_client(method)
 

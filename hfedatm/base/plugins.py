@@ -178,8 +178,8 @@ def _from_elsewhere(setting: str, name: str, package: ModuleType, group: str) ->
 
 
 def _builtin(setting: str, name: str, package: ModuleType) -> ModuleType:
-    known = [info.name.replace("_", "-") for info in pkgutil.iter_modules(package.__path__)]
-    known.remove("base")
+    names = (info.name for info in pkgutil.iter_modules(package.__path__))
+    known = [name.replace("_", "-") for name in names if name != "base"]
     if name not in known:
         raise PluginError(
             f"{setting}: got {name!r}; available: {', '.join(known)}.{suggest(name, known)} {OWN}"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import tomli_w
 
+from hfedatm.base.environment import PRELOAD
 from hfedatm.base.trust import secrets
 from hfedatm.base.trust.policy import VARIABLE as POLICY
 from hfedatm.deploy.installed_app import APP
-from hfedatm.deploy.prefork import PRELOAD
 
 # What the two kinds of nodes import before any message comes. Torch imports `_dynamo` with the
 # first optimizer, and the embedded data set is scikit-learn's.

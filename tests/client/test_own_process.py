@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from client_app.own_process import in_own_process
-from hfedatm.deploy.prefork import PRELOAD
+from hfedatm.base.environment import PRELOAD
 
 
 @pytest.fixture(autouse=True)
