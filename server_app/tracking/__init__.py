@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,6 @@ def _plain(path: str) -> str:
 
 
 def _classes(settings: Settings) -> dict[str, type[Tracker]]:
-    import server_app.tracking as package
-
+    package = sys.modules[__name__]
     names = filter(None, (name.strip() for name in settings.track.split(",")))
     return {name: find_class("track", name, package, Tracker, "hfedatm.trackers") for name in names}
