@@ -18,6 +18,7 @@ from hfedatm.cli import (
     report,
     reproduce,
     run,
+    scaffold,
     settings,
     topology,
     watch,
@@ -43,7 +44,7 @@ typer_app.command("reproduce")(reproduce.reproduce)
 typer_app.command("up")(deploy.up)
 typer_app.command("down")(deploy.down)
 typer_app.command("submit")(deploy.submit)
-typer_app.command("scaffold")(deploy.scaffold)
+typer_app.command("scaffold")(scaffold.scaffold)
 typer_app.add_typer(policy.policy, name="policy")
 
 
