@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from hfedatm.base.batches import Batches
+from hfedatm.base.state import State
 from hfedatm_core import ChannelGraph, FactorGram, Gram, Merged, Update, forward
 from hfedatm_core.data import DataSpec
 
-State = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
 
 KEPT_WEIGHTS = 4_000_000  # of all stations together: 16 MB, however large the model

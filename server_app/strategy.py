@@ -19,13 +19,13 @@ from hfedatm.base.plugins import calling
 from hfedatm.base.privacy_settings import is_private
 from hfedatm.base.records import (
     Failure,
-    State,
     Task,
     layers_to_record,
     record_to_state,
     state_to_record,
 )
 from hfedatm.base.settings import Settings
+from hfedatm.base.state import State
 from hfedatm.base.text import printable
 from hfedatm.base.wire import Expected, NodeUpdate, checked, read_scores, read_update
 from hfedatm.contracts import Method, Rule, Situation

@@ -21,11 +21,11 @@ from pydantic import ValidationError
 
 from hfedatm.base.npy import read_array, write_array
 from hfedatm.base.settings import Settings
+from hfedatm.base.state import State
 from hfedatm.base.text import printable
 from hfedatm_core.grams.by_layer import pack_grams, unpack_grams
 from hfedatm_core.grams.gram import Gram
 
-State = dict[str, torch.Tensor]
 Kind = Literal["prepare", "train", "measure", "evaluate"]
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 

@@ -32,9 +32,9 @@ from hfedatm.base.text import printable
 from hfedatm.base.trust import authorship
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
-    State = dict[str, Tensor]
+    from hfedatm.base.state import State
 
 PACKAGES = ("hfedatm", "flwr", "torch", "torchvision", "numpy", "POT", "opacus", "transformers")
 

@@ -10,7 +10,8 @@ training function takes a network, `Batches`, the received `State` and the `Sett
 from hfedatm.base.batches import Batches
 from hfedatm.base.errors import UserError
 from hfedatm.base.settings import Settings
-from hfedatm.contracts.method import Method, State, mean_loss_gradient, snapshot
+from hfedatm.base.state import State
+from hfedatm.contracts.method import Method, mean_loss_gradient, snapshot
 from hfedatm.contracts.rule import Rule, Situation, StationSide
 from hfedatm.contracts.tracker import Tracker
 from hfedatm.contracts.wrapper import Wrapper

@@ -12,14 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from hfedatm.base.records import Task
 from hfedatm.base.settings import Settings
+from hfedatm.base.state import State
 from hfedatm.contracts.method import Method
 from hfedatm_core import ChannelGraph, Merged, Update
-
-State = dict[str, Tensor]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from hfedatm.contracts.method import Method, State
+from hfedatm.base.state import State
+from hfedatm.contracts.method import Method
 from hfedatm_core.data import Batch, Inputs
 
 

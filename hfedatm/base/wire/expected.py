@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
-
 from hfedatm.base.settings import Settings
+from hfedatm_core.tensors import State
 
 Tier = Literal["client", "station"]
-State = Mapping[str, torch.Tensor]
 
 ALLOWANCE = 256_000
 """Bytes of a reply besides its arrays: numbers, names, the failures of a station's clients."""
