@@ -15,9 +15,9 @@ import torch
 from flwr.app import Context, Error, Message, MetricRecord
 from torch import Tensor
 
-import client_app.work
+import client_app.client
 import hfedatm.runtime.local as local
-from hfedatm.records import (
+from hfedatm.base.records import (
     Task,
     grams_to_record,
     record_to_grams,
@@ -151,7 +151,7 @@ def hostile(attack: str, tier: Tier, node: int = 0) -> Iterator[None]:
     if attack == HONEST:
         yield
         return
-    app, stations, data = local.client_app, local.LocalStationsGrid, client_app.work.client_data
+    app, stations, data = local.client_app, local.LocalStationsGrid, client_app.client.client_data
 
     def client(message: Message, context: Context) -> Message:
         if tier == "client" and message.metadata.dst_node_id == node:
@@ -174,9 +174,9 @@ def hostile(attack: str, tier: Tier, node: int = 0) -> Iterator[None]:
         return replace(found, train=replace(found.train, targets=flipped))
 
     local.client_app, local.LocalStationsGrid = client, Stations  # type: ignore[assignment, misc]
-    client_app.work.client_data = examples
+    client_app.client.client_data = examples
     try:
         yield
     finally:
         local.client_app, local.LocalStationsGrid = app, stations  # type: ignore[misc]
-        client_app.work.client_data = data
+        client_app.client.client_data = data

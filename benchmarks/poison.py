@@ -70,7 +70,7 @@ def plan(seeds: Sequence[int], attacks: Sequence[str], undefended: bool) -> Iter
 
 def run_one(key: Key, given: dict[str, Any]) -> dict[str, Any]:
     """Return how a run ended."""
-    from hfedatm.results import read_rounds
+    from hfedatm.base.results import read_rounds
     from hfedatm.runtime.local import run_locally
 
     tier, defence, attack, seed = key

@@ -11,12 +11,12 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from hfedatm.assembly import build_method, build_model, build_rule, example_grams, load_data
+from hfedatm.base.building import build_method, build_model, build_rule, example_grams, load_data
+from hfedatm.base.records import state_to_record
+from hfedatm.base.settings import resolve
 from hfedatm.flower_internals import identify_process
-from hfedatm.records import state_to_record
 from hfedatm.runtime.in_process import InProcessGrid
 from hfedatm.runtime.local import local_stations
-from hfedatm.settings import resolve
 from hfedatm_core import ChannelGraph
 from hfedatm_core.data import DataSpec, Domain, DomainData
 from hfedatm_core.models import lenet5

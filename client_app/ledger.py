@@ -19,7 +19,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from hfedatm.errors import UserError
+from hfedatm.base.errors import UserError
 from hfedatm_core.privacy.accounting import Ledger
 from hfedatm_files import write_text
 

@@ -14,13 +14,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import ValidationError
 from torch import nn
 
-from hfedatm.assembly import build_method, build_model, build_rule, load_data
-from hfedatm.errors import UserError
-from hfedatm.privacy import statement
-from hfedatm.results import load_weights, read_tensors
+from hfedatm.base.building import build_method, build_model, build_rule, load_data
+from hfedatm.base.errors import UserError
+from hfedatm.base.privacy_settings import statement
+from hfedatm.base.results import load_weights, read_tensors
+from hfedatm.base.settings import Settings
+from hfedatm.base.trust import authorship
 from hfedatm.runs import Run
-from hfedatm.settings import Settings
-from hfedatm.trust import authorship
 from hfedatm_core.data import DataSpec
 from hfedatm_files import replacing
 from server_app.scores import summarise

@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from client_app.data import Batches
+from hfedatm.base.batches import Batches
+from hfedatm.base.state import State
 from hfedatm_core import ChannelGraph, FactorGram, Gram, Merged, Update, forward
 from hfedatm_core.data import DataSpec
 from hfedatm_files import replacing
 
-State = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
 
 KEPT_WEIGHTS = 4_000_000  # of all stations together: 16 MB, however large the model

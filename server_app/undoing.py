@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hfedatm.records import State
+from hfedatm.base.state import State
 
 _PREFIX = "accepted-"
 

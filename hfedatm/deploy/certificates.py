@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from hfedatm.trust.enrolment import EnrolmentError, read_certificate
+from hfedatm.base.trust.enrolment import EnrolmentError, read_certificate
 from hfedatm_files import PRIVATE, write_bytes
 
 LIFETIME = timedelta(days=825)  # the longest that common TLS libraries accept for a server

@@ -21,14 +21,12 @@ from typing import NoReturn
 
 import psutil
 
+from hfedatm.base.environment import PRELOAD
 from hfedatm.deploy.installed_app import run_installed_app_only
 from hfedatm.flower_internals import clientapp_command
 
 COMMANDS = Path(__file__).with_name("bin")
 """The folder of the small command; it must come first on the path of a node."""
-
-PRELOAD = "HFEDATM_PRELOAD"
-"""Environment variable of a deployed node: the modules that its work needs."""
 
 ADDRESS = "prefork"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from hfedatm.deploy import flower
-from hfedatm.deploy.topology import Process
+from hfedatm.deploy.machines import Process
 from hfedatm_files import write_text
 
 

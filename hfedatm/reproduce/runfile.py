@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hfedatm.errors import UserError
+from hfedatm.base.errors import UserError
 from hfedatm_files import sync_folder
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 from client_app.app import app as client_app
 from client_app.data import shares_of
+from hfedatm.base.settings import Settings
 from hfedatm.flower_internals import identify_process
 from hfedatm.runtime.in_process import InProcessGrid
+from hfedatm.runtime.opening import open_run
 from hfedatm.runtime.stations import LocalStationsGrid
-from hfedatm.settings import Settings
-from server_app.run import open_run, run_rounds
+from server_app.run import run_rounds
 from station_app.station import run_station
 
 

@@ -27,8 +27,8 @@ import hfedatm.runtime.local
 import hfedatm_core.data
 import hfedatm_core.models
 import server_app.rules
+from hfedatm.base.settings import describe, load_presets
 from hfedatm.cli.main import app, typer_app
-from hfedatm.settings import describe, load_presets
 from hfedatm_core.discovery import available
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from fuzz_targets import HOSTILE, Target
 from helpers import small_settings, tiny_data, tiny_net
 
 from client_app.app import app as client_app
-from hfedatm.records import Task, layers_to_record, record_to_failures, state_to_record
+from hfedatm.base.records import Task, layers_to_record, record_to_failures, state_to_record
 from hfedatm.runtime.in_process import InProcessGrid
 from station_app.station import run_station
 from station_app.strategy import TooFewClients

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import ask_client, last_model, run_small, small_settings, tiny_data, tiny_net
 
-from hfedatm.records import record_to_state
+from hfedatm.base.records import record_to_state
 
 # Final model of `run_small`: digest of its bytes, and the Euclidean norm of all its weights.
 RUNS = {

@@ -13,9 +13,9 @@ from flwr.app import MetricRecord
 from helpers import assert_same_model, failures_of, last_model, log_lines, run_small
 
 import hfedatm.runtime.local as local
-from hfedatm.errors import UserError
-from hfedatm.records import Task
-from hfedatm.results import read_rounds
+from hfedatm.base.errors import UserError
+from hfedatm.base.records import Task
+from hfedatm.base.results import read_rounds
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from attacks import ABSENT, ATTACKS, HONEST, hostile
@@ -246,19 +246,19 @@ def test_a_run_resumed_around_a_round_that_is_taken_back_ends_the_same(
     whole = run_small(tmp_path, "whole", **given)
     assert sum("taken_back" in record for record in read_rounds(whole)) == 1
 
-    from server_app.keeping import RoundKeeper
+    from server_app.after_round import AfterRound
 
-    keep = RoundKeeper.__call__
+    keep = AfterRound.__call__
 
     def until(self, number, arrays):
         keep(self, number, arrays)
         if number == stop:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(RoundKeeper, "__call__", until)
+    monkeypatch.setattr(AfterRound, "__call__", until)
     with pytest.raises(KeyboardInterrupt):
         run_small(tmp_path, "parts", **given)
-    monkeypatch.setattr(RoundKeeper, "__call__", keep)
+    monkeypatch.setattr(AfterRound, "__call__", keep)
     local.run_locally({"resume": str(tmp_path / "parts")})
     assert_same_model(tmp_path / "parts", whole)
     for one, other in zip(read_rounds(tmp_path / "parts"), read_rounds(whole), strict=True):
