@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-marked test-docker fuzz lint bench docs clean
+.PHONY: install demo test test-marked test-docker test-flower fuzz lint bench docs clean
 
 install: $(VENV)/.installed
 
@@ -28,6 +28,17 @@ test-docker: install  ## containers; needs a Docker engine
 
 fuzz: install      ## 50,000 spoilt replies, parcels, files and folders; a quarter of an hour
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/fuzz.py 50000
+
+FLOWER_TESTS ?= $(wildcard tests/hfedatm/test_flower_internals.py tests/hfedatm/test_runtime*.py \
+	tests/hfedatm/test_deploy_*.py tests/hfedatm/test_handover*.py) tests/hfedatm/trust tests/station tests/client
+
+test-flower: install  ## what touches Flower, against VERSION of it, which goes to a temporary folder
+	@test -n "$(VERSION)" || { echo "say which: make test-flower VERSION=1.42.0"; exit 2; }
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT \
+	&& $(BIN)/python -m pip install --quiet --no-deps --target "$$folder" "flwr==$(VERSION)" \
+	&& export OMP_NUM_THREADS=1 PYTHONPATH="$$folder:$(CURDIR)" \
+	&& $(BIN)/python -c "from importlib.metadata import version as v; assert v('flwr') == '$(VERSION)', v('flwr')" \
+	&& $(BIN)/python -m pytest -m "not slow and not docker" $(FLOWER_TESTS)
 
 lint: install
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

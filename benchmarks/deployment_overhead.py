@@ -21,7 +21,7 @@ from pathlib import Path
 
 from measure import Figure, details, options, publish
 
-from hfedatm.results import read_rounds
+from hfedatm.base.results import read_rounds
 
 HFEDATM = str(Path(sys.executable).with_name("hfedatm"))
 PROJECT = Path(__file__).resolve().parents[1]

@@ -18,8 +18,8 @@ from measure import Figure, options, publish
 from torch import nn
 from workloads import DIGITS
 
-from hfedatm.records import grams_to_record, state_to_record
-from hfedatm.results import read_rounds
+from hfedatm.base.records import grams_to_record, state_to_record
+from hfedatm.base.results import read_rounds
 from hfedatm.runtime.local import run_locally
 from hfedatm_core import Gram, PackedGram, collect_grams
 from hfedatm_core.models import lenet5

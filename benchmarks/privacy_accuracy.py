@@ -53,10 +53,10 @@ def plan(seeds: int, epsilons: tuple[float, ...]) -> list[dict[str, Any]]:
 
 
 def measure(path: Path, seeds: int, epsilons: tuple[float, ...], assignments: list[str]) -> None:
+    from hfedatm.base.results import read_rounds
+    from hfedatm.base.settings import resolve
     from hfedatm.cli.run import read_settings
-    from hfedatm.results import read_rounds
     from hfedatm.runtime.local import run_locally
-    from hfedatm.settings import resolve
 
     # Both kinds of noise weigh clients by examples, as a shared noise requires.
     given = {"gram-weights": "examples", "diagnostics": False} | read_settings(None, assignments)

@@ -25,16 +25,16 @@ from flwr.app import Message, RecordDict
 from measure import Figure, details, options, publish
 from workloads import be_a_process_of_a_run
 
-from hfedatm.assembly import build_method, build_model, load_data
+from hfedatm.base.building import build_method, build_model, load_data
+from hfedatm.base.handover.parcel import wrap
+from hfedatm.base.records import Task, state_to_record
+from hfedatm.base.results import read_rounds
+from hfedatm.base.settings import resolve
+from hfedatm.base.trust.checking import check
+from hfedatm.base.trust.journal import Journal
+from hfedatm.base.trust.origin import Signer, Verifier, known_origin
+from hfedatm.base.trust.policy import Policy
 from hfedatm.deploy import certificates
-from hfedatm.handover.parcel import wrap
-from hfedatm.records import Task, state_to_record
-from hfedatm.results import read_rounds
-from hfedatm.settings import resolve
-from hfedatm.trust.checking import check
-from hfedatm.trust.journal import Journal
-from hfedatm.trust.origin import Signer, Verifier, known_origin
-from hfedatm.trust.policy import Policy
 
 HFEDATM = str(Path(sys.executable).with_name("hfedatm"))
 HERE = Path(__file__).parent

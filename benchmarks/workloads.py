@@ -10,13 +10,13 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
-from flwr.supercore.task_identity import TaskIdentity
 
-from hfedatm.assembly import build_method, build_model, build_rule, example_grams, load_data
-from hfedatm.records import state_to_record
+from hfedatm.base.building import build_method, build_model, build_rule, example_grams, load_data
+from hfedatm.base.records import state_to_record
+from hfedatm.base.settings import resolve
+from hfedatm.flower_internals import identify_process
 from hfedatm.runtime.in_process import InProcessGrid
 from hfedatm.runtime.local import local_stations
-from hfedatm.settings import resolve
 from hfedatm_core import ChannelGraph
 from hfedatm_core.data import DataSpec, Domain, DomainData
 from hfedatm_core.models import lenet5
@@ -53,7 +53,7 @@ def no_training(model: Any, batches: Any, received: Any, settings: Any) -> dict[
 
 def be_a_process_of_a_run() -> None:
     """Say who this process is, as Flower's runtimes do before a process may make a message."""
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    identify_process()
 
 
 def three_tiers(given: dict[str, Any]) -> Callable[[], object]:

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from client_app.apart import apart
-from hfedatm.handling import answering
-from hfedatm.handover.parcel import by_parcel
-from hfedatm.trust.introduction import introduction
-from hfedatm.trust.obeying import obey
-from hfedatm.trust.origin import known_origin
+from client_app.own_process import in_own_process
+from hfedatm.base.answering import answering
+from hfedatm.base.handover.parcel import by_parcel
+from hfedatm.base.trust.introduction import introduction
+from hfedatm.base.trust.obeying import obey
+from hfedatm.base.trust.origin import known_origin
 
 if TYPE_CHECKING:
-    from client_app.work import LocalWork
+    from client_app.client import LocalWork
 
-app = ClientApp(mods=[apart, known_origin, by_parcel, obey])
+app = ClientApp(mods=[in_own_process, known_origin, by_parcel, obey])
 
 
 @app.query()
@@ -37,7 +37,7 @@ def identify(message: Message, context: Context) -> RecordDict:
 @answering
 def train(message: Message, context: Context) -> RecordDict:
     """Train the received model; when asked, also measure the Grams."""
-    from hfedatm.records import grams_to_record, state_to_record
+    from hfedatm.base.records import grams_to_record, state_to_record
 
     work = _work(message, context)
     started = time.perf_counter()
@@ -57,7 +57,7 @@ def train(message: Message, context: Context) -> RecordDict:
 @answering
 def measure(message: Message, context: Context) -> RecordDict:
     """Measure the Grams of the received model."""
-    from hfedatm.records import grams_to_record
+    from hfedatm.base.records import grams_to_record
 
     work = _work(message, context)
     started = time.perf_counter()
@@ -74,7 +74,7 @@ def measure(message: Message, context: Context) -> RecordDict:
 @answering
 def prepare(message: Message, context: Context) -> RecordDict:
     """Send what the method averages before the round."""
-    from hfedatm.records import state_to_record
+    from hfedatm.base.records import state_to_record
 
     work = _work(message, context)
     reply = RecordDict({"shared": state_to_record(work.share())})
@@ -135,6 +135,6 @@ def reveal(message: Message, context: Context) -> RecordDict:
 
 
 def _work(message: Message, context: Context) -> LocalWork:
-    from client_app.work import LocalWork
+    from client_app.client import LocalWork
 
     return LocalWork(message.content, context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from hfedatm.assembly import find_dataset, load_data, target_domain
-from hfedatm.errors import UserError
-from hfedatm.seeding import derive, generator
-from hfedatm.settings import Settings
-from hfedatm.trust.policy import Policy, PolicyRefusal
-from hfedatm_core.data import Batch, DataSpec, Domain, batches, concat
+from hfedatm.base.building import find_dataset, load_data, target_domain
+from hfedatm.base.errors import UserError
+from hfedatm.base.seeding import derive
+from hfedatm.base.settings import Settings
+from hfedatm.base.trust.policy import Policy, PolicyRefusal
+from hfedatm_core.data import DataSpec, Domain, concat
 from hfedatm_core.data.base import match_name
 from hfedatm_core.data.split import client_shares, split_validation, station_order
 
@@ -30,60 +30,6 @@ class ClientData:
     spec: DataSpec
     train: Domain
     validation: list[Domain]
-
-
-class Batches:
-    """Mini-batches of a client's examples; every pass over it is one epoch.
-
-    With a seed each epoch is shuffled anew, in an order that depends on nothing but the seed.
-    """
-
-    def __init__(
-        self,
-        domain: Domain,
-        spec: DataSpec,
-        batch_size: int,
-        device: torch.device,
-        seed: int | None = None,
-    ) -> None:
-        self.domain, self._spec, self._size, self._device = domain, spec, batch_size, device
-        self._seed, self._epoch = seed, 0
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches of the next epoch."""
-        shuffle = None if self._seed is None else generator(self._seed, self._epoch)
-        self._epoch += 1
-        # A last batch of one example cannot pass BatchNorm in training.
-        lonely = (
-            shuffle is not None
-            and len(self.domain) > self._size
-            and len(self.domain) % self._size == 1
-        )
-        return batches(
-            self.domain,
-            self._spec,
-            self._size,
-            generator=shuffle,
-            device=self._device,
-            drop_last=lonely,
-        )
-
-    def pick(self, index: torch.Tensor) -> Batch:
-        """Return these examples as one batch, which may be empty."""
-        chosen = self.domain.subset(index)
-        if len(index):
-            return next(batches(chosen, self._spec, len(index), device=self._device))
-        inputs, targets = next(batches(self.domain, self._spec, 1, device=self._device))
-        none = (
-            {key: value[:0] for key, value in inputs.items()}
-            if isinstance(inputs, Mapping)
-            else inputs[:0]
-        )
-        return none, targets[:0]
-
-    def __len__(self) -> int:
-        """Return the number of batches of an epoch."""
-        return -(-len(self.domain) // self._size)
 
 
 @lru_cache(maxsize=4)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -20,8 +19,9 @@ from typing import Any
 
 from filelock import FileLock
 
-from hfedatm.errors import UserError
+from hfedatm.base.errors import UserError
 from hfedatm_core.privacy.accounting import Ledger
+from hfedatm_files import write_text
 
 ACCOUNTS = ".accounts"
 """Folder of the accounts of data; no run can have this name."""
@@ -100,17 +100,7 @@ class LedgerFile:
 
     def write(self, account: Account) -> None:
         """Replace the account; on disk when this returns."""
-        part = self._path.with_suffix(f".{os.getpid()}.part")
-        with part.open("w", encoding="utf-8") as file:
-            json.dump(self._state(account), file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the new name, too
-        finally:
-            os.close(folder)
+        write_text(self._path, json.dumps(self._state(account)))
 
     def _account(self, state: dict[str, Any]) -> Account:
         ledger = Ledger.from_dict(state["ledger"])

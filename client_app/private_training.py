@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from client_app.data import Batches
-from client_app.methods.base import Method
 from client_app.training import Diverged, make_optimizer
-from hfedatm.settings import Settings
+from hfedatm.base.batches import Batches
+from hfedatm.base.settings import Settings
+from hfedatm.contracts import Method
 from hfedatm_core import forward
 from hfedatm_core.privacy.dpsgd import make_private, poisson_batches
 from hfedatm_core.privacy.noise import NoiseSource

@@ -14,13 +14,13 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, MetricRecord, RecordDict
 
 from client_app.sums import KeptSums
-from hfedatm.privacy import secure_threshold
-from hfedatm.records import Task, arrays_to_record, find_record
-from hfedatm.secure import IN_THE_CLEAR, check_range, flatten
-from hfedatm.state import NodeMemory
-from hfedatm.trust.cohort import step_of, verify_peers
-from hfedatm.trust.enrolment import Identity
-from hfedatm.trust.policy import Policy
+from hfedatm.base.masked_reply import IN_THE_CLEAR, check_range, flatten
+from hfedatm.base.memory import NodeMemory
+from hfedatm.base.privacy_settings import secure_threshold
+from hfedatm.base.records import Task, arrays_to_record, find_record
+from hfedatm.base.trust.cohort import step_of, verify_peers
+from hfedatm.base.trust.enrolment import Identity
+from hfedatm.base.trust.policy import Policy
 from hfedatm_core.secagg import SecureAggregationError, SecureClient
 from hfedatm_core.secagg.messages import load, take_clients
 

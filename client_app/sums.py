@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from filelock import FileLock
 
 from hfedatm_core.secagg import SecureAggregationError, SecureClient
+from hfedatm_files import PRIVATE, write_bytes
 
 
 @dataclass
@@ -96,7 +96,7 @@ class KeptSums:
 
     def write(self, client: SecureClient) -> None:
         """Keep the state; called before an answer leaves, so that no stage is answered twice."""
-        _write(self._state, client.to_bytes())
+        write_bytes(self._state, client.to_bytes(), mode=PRIVATE)
 
     def vector(self) -> npt.NDArray[np.float64]:
         """Return the reply that waits to be masked."""
@@ -116,17 +116,8 @@ class KeptSums:
 
     def keep(self, claim: Claim, client: SecureClient) -> None:
         """Keep what binds the client; called before what it is about leaves."""
-        _write(self._claim_path(client), json.dumps(asdict(claim)).encode())
+        write_bytes(self._claim_path(client), json.dumps(asdict(claim)).encode(), mode=PRIVATE)
 
     def _claim_path(self, client: SecureClient) -> Path:
         name = hashlib.sha256(client.step.encode()).hexdigest()[:32]
         return self._folder / f"{name}.step"
-
-
-def _write(path: Path, data: bytes) -> None:
-    part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from client_app.methods.base import Method
-from hfedatm.errors import UserError
-from hfedatm.settings import Settings
-from hfedatm_core import forward
+from hfedatm.base.errors import UserError
+from hfedatm.base.settings import Settings
+from hfedatm.contracts import Method
 from hfedatm_core.data import Batch
 
 
 class Diverged(UserError):
     """Training left the range of numbers."""
-
-
-def learning_rate(settings: Settings, round: int, station_round: int) -> float:
-    """Return the rate of one station round; the cosine spans all local rounds of the run."""
-    if settings.schedule == "constant":
-        return settings.lr
-    done = (round - 1) * settings.station_rounds + station_round - 1
-    return (
-        settings.lr
-        * 0.5
-        * (1 + math.cos(math.pi * done / (settings.rounds * settings.station_rounds)))
-    )
 
 
 def make_optimizer(
@@ -68,19 +53,6 @@ def train_locally(
                 f"the loss is {float(total)} in local epoch {epoch + 1} at lr {lr:g}: lower lr"
             )
     return float(total) / count
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-    """Return mean loss and number of right answers over all batches."""
-    model.eval()
-    loss, correct, count = 0.0, 0, 0
-    for inputs, targets in batches:
-        logits = forward(model, inputs)
-        loss += float(F.cross_entropy(logits, targets, reduction="sum"))
-        correct += int((logits.argmax(1) == targets).sum())
-        count += len(targets)
-    return {"loss": loss / max(count, 1), "correct": correct, "num-examples": count}
 
 
 @contextmanager

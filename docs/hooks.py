@@ -42,7 +42,7 @@ def on_page_content(content: str, **_: Any) -> str:
 
 def settings_table() -> str:
     """Return every setting."""
-    from hfedatm.settings import describe
+    from hfedatm.base.settings import describe
 
     return _table(
         ("key", "default", "allowed", "meaning"),
@@ -55,7 +55,7 @@ def settings_table() -> str:
 
 def policy_table() -> str:
     """Return everything a policy may say."""
-    from hfedatm.trust.policy import fields
+    from hfedatm.base.trust.policy import fields
 
     return _table(
         ("key", "without it", "meaning"),
@@ -65,7 +65,7 @@ def policy_table() -> str:
 
 def presets_table() -> str:
     """Return what every preset sets, apart from what all of the paper's share."""
-    from hfedatm.settings import load_presets
+    from hfedatm.base.settings import load_presets
 
     rows = load_presets()
     common = rows["paper"]

@@ -1,3 +1,7 @@
-"""What the three tiers share: settings, plug-ins, records, runtimes, results, command line."""
+"""The base of the three tiers, the contracts of plug-ins, and what assembles the tiers."""
+
+from hfedatm.moved import keep_old_names
 
 __version__ = "0.1.0"
+
+keep_old_names()

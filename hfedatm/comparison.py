@@ -10,8 +10,8 @@ from typing import Any
 
 from scipy import stats
 
+from hfedatm.base.settings import Settings
 from hfedatm.runs import Run
-from hfedatm.settings import Settings
 from server_app.scores import summarise
 
 NOT_COMPARED = {"seed", "run-name", "output", "resume", "diagnostics", "track", "threads", "device"}

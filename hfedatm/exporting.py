@@ -14,14 +14,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import ValidationError
 from torch import nn
 
-from hfedatm.assembly import build_method, build_model, build_rule, load_data
-from hfedatm.errors import UserError
-from hfedatm.privacy import statement
-from hfedatm.results import load_weights, read_tensors
+from hfedatm.base.building import build_method, build_model, build_rule, load_data
+from hfedatm.base.errors import UserError
+from hfedatm.base.privacy_settings import statement
+from hfedatm.base.results import load_weights, read_tensors
+from hfedatm.base.settings import Settings
+from hfedatm.base.trust import authorship
 from hfedatm.runs import Run
-from hfedatm.settings import Settings
-from hfedatm.trust import authorship
 from hfedatm_core.data import DataSpec
+from hfedatm_files import replacing
 from server_app.scores import summarise
 
 
@@ -95,7 +96,6 @@ def write_onnx(model: nn.Module, spec: DataSpec, path: Path) -> None:
 
     inputs: Any = spec.example()
     named = inputs if isinstance(inputs, dict) else {"image": inputs}
-    part = path.with_suffix(".part")
     try:
         program = torch.onnx.export(
             model.eval().cpu(),
@@ -106,11 +106,10 @@ def write_onnx(model: nn.Module, spec: DataSpec, path: Path) -> None:
             dynamo=True,
             verbose=False,
         )
-        program.save(str(part))
+        with replacing(path) as part:
+            program.save(str(part))
     except Exception as error:  # the exporter's errors are of many kinds
-        part.unlink(missing_ok=True)
         raise UserError(f"--onnx: {type(model).__name__} cannot be exported: {error}") from error
-    part.replace(path)
 
 
 def _settings(run: Run) -> Settings:

@@ -13,17 +13,17 @@ from torch import nn
 
 from client_app.data import shares_of
 from client_app.ledger import LedgerFile
-from client_app.privacy import ClientPrivacy
-from hfedatm.assembly import build_method, build_model, build_rule, load_data, pick_device
-from hfedatm.assembly import target_domain as target_of
-from hfedatm.privacy import clients_asked, is_private, statement
-from hfedatm.records import Task
-from hfedatm.settings import Settings
+from client_app.private_release import ClientPrivacy
+from hfedatm.base.building import build_method, build_model, build_rule, load_data, pick_device
+from hfedatm.base.building import target_domain as target_of
+from hfedatm.base.privacy_settings import clients_asked, is_private, statement
+from hfedatm.base.records import Task
+from hfedatm.base.settings import Settings
+from hfedatm.contracts import Rule
+from hfedatm.runtime.opening import check as refuse_mistakes
 from hfedatm_core import ChannelGraph, Gram, collect_grams
 from hfedatm_core.data import DataSpec, DomainData
 from hfedatm_core.grams.by_layer import distinct
-from server_app.rules.base import Rule
-from server_app.run import check as refuse_mistakes
 
 FLOAT = 4  # bytes
 

@@ -11,10 +11,10 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from hfedatm.errors import UserError
-from hfedatm.results import read_json, read_rounds
-from hfedatm.settings import Settings
-from hfedatm.text import printable
+from hfedatm.base.errors import UserError
+from hfedatm.base.results import read_json, read_rounds
+from hfedatm.base.settings import Settings
+from hfedatm.base.text import printable
 
 Status = Literal["finished", "running", "silent"]
 MOST_DIAGNOSTICS = 500_000_000  # bytes of one round, unpacked

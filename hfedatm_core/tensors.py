@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -34,3 +35,20 @@ def take(values: Tensor, index: Tensor, axis: int) -> Tensor:
     if values.device.type != "cpu" or values.dtype not in _NUMPY_HAS:
         return values.index_select(axis, index.to(values.device))
     return torch.from_numpy(np.take(values.detach().numpy(), index.numpy(), axis))
+
+
+def distance(value: Tensor, start: Tensor) -> float:
+    """Return ``‖value − start‖`` in float64; infinite only where no float64 can hold it."""
+    if value.is_floating_point():
+        norm = float(torch.linalg.vector_norm(value.detach() - start, dtype=torch.float64))
+        if math.isfinite(norm):
+            return norm
+    return norm_of(value.detach().double() - start.double())
+
+
+def norm_of(values: Tensor) -> float:
+    """Return the norm of any values, also of those whose squares overflow."""
+    top = float(values.abs().max()) if values.numel() else 0.0
+    if top == 0.0 or not math.isfinite(top):
+        return top
+    return top * float(torch.linalg.vector_norm(values.double() / top))

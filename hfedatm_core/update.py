@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from hfedatm_core.grams.gram import Gram
-from hfedatm_core.tensors import State
+from hfedatm_core.tensors import State, distance
 
 
-class Reach(Protocol):
-    """How far from the model it started from an update may lie."""
+@dataclass(frozen=True)
+class Reach:
+    """How far from a common start each tensor of a model may lie.
+
+    Models that left one start a few steps ago lie near each other channel by channel. A permutation
+    that takes one of them far away was not found because its channels had changed places: it makes
+    the mean worse, and it is what a hostile model brings about, by its own strange filters or, as
+    the reference, in everybody else.
+    """
+
+    start: State
+    limits: Mapping[str, float]
 
     def holds(self, state: State) -> bool:
         """Tell whether all these tensors lie within the bound."""
+        return all(
+            distance(value, self.start[name]) <= self.limits[name] * (1 + 1e-9)
+            for name, value in state.items()
+            if value.shape == self.start[name].shape
+        )
 
 
 @dataclass(frozen=True)

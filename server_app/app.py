@@ -5,7 +5,7 @@ from __future__ import annotations
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from hfedatm.errors import UserError
+from hfedatm.base.errors import UserError
 
 app = ServerApp()
 
@@ -13,8 +13,9 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run-config describes."""
-    from server_app.run import open_run, run_rounds
-    from server_app.topology import stations_of
+    from hfedatm.runtime.find_stations import stations_of
+    from hfedatm.runtime.opening import open_run
+    from server_app.run import run_rounds
 
     try:
         with open_run(context.run_config) as folder:

@@ -22,11 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from client_app.data import Batches
+from hfedatm.base.batches import Batches
+from hfedatm.base.state import State
 from hfedatm_core import ChannelGraph, FactorGram, Gram, Merged, Update, forward
 from hfedatm_core.data import DataSpec
+from hfedatm_files import replacing
 
-State = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
 
 KEPT_WEIGHTS = 4_000_000  # of all stations together: 16 MB, however large the model
@@ -153,10 +154,8 @@ def save(folder: Path, number: int, arrays: Mapping[str, np.ndarray]) -> None:
     """Write the arrays of a round; the file appears whole or not at all."""
     path = folder / "diagnostics" / f"round-{number:05d}.npz"
     path.parent.mkdir(exist_ok=True)
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
+    with replacing(path) as part, part.open("wb") as file:
         np.savez_compressed(file, **arrays)
-    part.replace(path)
 
 
 def _within(weights: State, budget: int) -> State:

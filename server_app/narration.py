@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from hfedatm.privacy import statement
-from hfedatm.settings import Settings
-from hfedatm.text import printable
+from hfedatm.base.privacy_settings import statement
+from hfedatm.base.settings import Settings
+from hfedatm.base.text import printable
 from hfedatm_core.data import DomainData
 
 

@@ -1,83 +1,32 @@
-"""A run: check everything first, then rounds, each ending in one line and one checkpoint."""
+"""The rounds of a run, each ending in one line and one checkpoint."""
 
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from flwr.serverapp import Grid
 from torch import nn
 
-from client_app.methods.base import Method
-from client_app.work import load_train_fn
-from hfedatm.assembly import (
+from hfedatm.base.building import (
     build_method,
     build_model,
-    build_robust,
     build_rule,
     example_grams,
     load_data,
-    pick_device,
     target_domain,
-    try_model,
 )
-from hfedatm.records import state_to_record
-from hfedatm.results import RunFolder, load_weights
-from hfedatm.settings import Settings, resolve
-from hfedatm.tracking import check_trackers
-from hfedatm.trust.checking import check as check_policy
-from hfedatm.trust.policy import Policy
+from hfedatm.base.records import state_to_record
+from hfedatm.base.results import RunFolder, load_weights
+from hfedatm.contracts import Method
 from hfedatm_core import ChannelGraph
 from hfedatm_core.data import DataSpec
-from server_app.keeping import RoundKeeper
+from server_app.after_round import AfterRound
 from server_app.narration import header
-from server_app.privacy import check_privacy
 from server_app.strategy import HFedATMStrategy
 
 log = logging.getLogger("hfedatm")
-
-
-@contextmanager
-def open_run(given: Mapping[str, Any]) -> Iterator[RunFolder]:
-    """Open the folder of a new run, or of the one to resume; bad settings are refused here.
-
-    A new run that an error ends before its first round is finished leaves no folder behind.
-    """
-    _narrate()
-    if given.get("resume"):
-        folder = RunFolder.reopen(str(given["resume"]), given)
-        check_policy(Policy.current(), folder.settings)
-        yield folder
-        return
-    settings = resolve(given)
-    check_policy(Policy.current(), settings)
-    check(settings)
-    folder = RunFolder.create(settings)
-    try:
-        yield folder
-    except Exception:
-        folder.discard_unless_begun()
-        raise
-
-
-def check(settings: Settings) -> None:
-    """Build everything once, so that whatever is wrong is said before round 1."""
-    pick_device(settings)
-    data = load_data(settings)
-    target_domain(settings, data)
-    method = build_method(settings)
-    model = build_model(settings, data.spec, method)
-    try_model(settings, model, data.spec)
-    check_privacy(settings, build_rule(settings), method, model, data.spec)
-    for tier in ("clients", "stations"):
-        build_robust(settings, tier)
-    check_trackers(settings)
-    if settings.train_fn:
-        load_train_fn(settings)
 
 
 def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
@@ -93,7 +42,7 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
     strategy.restore(remembered)
     scores = [record["source"] for record in folder.rounds() if "source" in record]
     strategy.resume(model.state_dict(), scores[-1] if scores else None)
-    keeper = RoundKeeper(folder, strategy, model, data)
+    after_round = AfterRound(folder, strategy, model, data)
     target = target_domain(settings, data)
     log.info(header(settings, target, data, folder.path, done, bool(strategy.layers)))
     logging.getLogger("flwr").setLevel(logging.WARNING)  # one line per round, not Flower's dozen
@@ -102,9 +51,9 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
         state_to_record(model.state_dict()),
         num_rounds=settings.rounds - done,
         timeout=settings.station_timeout,
-        evaluate_fn=keeper,
+        evaluate_fn=after_round,
     )
-    return keeper.finish()
+    return after_round.finish()
 
 
 def make_strategy(
@@ -142,12 +91,3 @@ def _shared_template(model: nn.Module, method: Any, spec: DataSpec) -> dict[str,
         return {}
     shared = method.share(model, [(spec.example(), torch.zeros(2, dtype=torch.long))])
     return {name: torch.zeros_like(value) for name, value in shared.items()}
-
-
-def _narrate() -> None:
-    """Send the run's lines to standard output, bare: that is what `flwr run --stream` shows."""
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    log.handlers[:] = [handler]
-    log.setLevel(logging.INFO)
-    log.propagate = False

@@ -14,25 +14,24 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch.linalg import LinAlgError
 
-from client_app.methods.base import Method
-from hfedatm.admission import Admission
-from hfedatm.plugins import calling
-from hfedatm.privacy import is_private
-from hfedatm.records import (
+from hfedatm.base.admission import Admission
+from hfedatm.base.plugins import calling
+from hfedatm.base.privacy_settings import is_private
+from hfedatm.base.records import (
     Failure,
-    State,
     Task,
     layers_to_record,
     record_to_state,
     state_to_record,
 )
-from hfedatm.settings import Settings
-from hfedatm.text import printable
-from hfedatm.wire import Expected, NodeUpdate, checked, read_scores, read_update
+from hfedatm.base.settings import Settings
+from hfedatm.base.state import State
+from hfedatm.base.text import printable
+from hfedatm.base.wire import Expected, NodeUpdate, checked, read_scores, read_update
+from hfedatm.contracts import Method, Rule, Situation
 from hfedatm_core import ChannelGraph, MeanAccumulator, Merged, Update
 from hfedatm_core.tensors import is_finite
 from server_app.diagnostics import RoundDiagnostics
-from server_app.rules.base import Rule, Situation
 from server_app.scores import source_scores
 from server_app.undoing import Accepted, fall, sentence
 
@@ -80,7 +79,7 @@ class HFedATMStrategy(Strategy):
         self.done, self.run = done, run
         self.shared: State = {}
         self.record: dict[str, Any] = {}
-        self.look: RoundDiagnostics | None = None
+        self.round_diagnostics: RoundDiagnostics | None = None
         self.start_of: Callable[[int], ArrayRecord] | None = None
         """Model a station starts round 1 from; None: all start from the global model."""
         self._broadcast: State = {}
@@ -145,7 +144,9 @@ class HFedATMStrategy(Strategy):
             "bytes_up": {"clients": 0, "stations": 0},
         }
         shown = self.settings.diagnostics and self._round in (1, self.settings.rounds)
-        self.look = RoundDiagnostics(self.graph, self.settings.stations) if shown else None
+        self.round_diagnostics = (
+            RoundDiagnostics(self.graph, self.settings.stations) if shown else None
+        )
         if self.method.sharing == "global":
             self._share(arrays, grid)
         return self._messages("train", MessageType.TRAIN, arrays, grid)
@@ -158,8 +159,8 @@ class HFedATMStrategy(Strategy):
         started, self._waited = time.perf_counter(), 0.0
         admission = self._hold(replies, stations)
         updates: Iterable[Update] = iter(admission)
-        if self.look:
-            updates = self.look.watch(updates)
+        if self.round_diagnostics:
+            updates = self.round_diagnostics.watch(updates)
         if self.settings.reference == "medoid":
             updates = list(updates)  # choosing the medoid needs all of them twice
         rule_before, why = self.rule.remember(), ""
@@ -205,8 +206,8 @@ class HFedATMStrategy(Strategy):
             return None, None
         self.record["merge"] = merged.report.to_dict()
         self.record["moved"] = merged.moved
-        if self.look:
-            self.look.finish(merged)
+        if self.round_diagnostics:
+            self.round_diagnostics.finish(merged)
         broadcast = self.rule.next_start(merged)
         self._broadcast = {} if broadcast is merged.state else broadcast
         return state_to_record(merged.state), None
@@ -276,27 +277,33 @@ class HFedATMStrategy(Strategy):
         """Add up the stations' counts."""
         expected = self._expected()
         evaluated: dict[str, dict[str, float]] = {}
+        answered = 0
         for scores in checked(replies, lambda r: read_scores(r, expected), "station", self._note):
+            answered += 1
             for failure in scores.failures:
                 self._note(failure, scores.name)
             if scores.examples:
                 evaluated[scores.name] = {**scores.counts, "loss-sum": scores.loss_sum}
-        if not evaluated:
-            return None
-        found = source_scores(evaluated, self.settings.claim_factor)
         before, most = self._accepted, self.settings.max_fall
-        if before and most and fall(before.source, found) > most:
+        found = source_scores(evaluated, self.settings.claim_factor) if evaluated else None
+        # A model that gives no numbers is one that most stations cannot evaluate.
+        if before and most and answered < self._asked / 2:
+            self._take_back(before, None)
+        elif before and most and found and fall(before.source, found) > most:
             self._take_back(before, found)
-        else:
+        elif found:
             model = record_to_state(self._judged)
             self._accepted = Accepted(model, self._memory(), found, self._round)
             self.record["source"] = found
+        if found is None:
+            return None
         return MetricRecord({"accuracy": found["accuracy"], "loss": found["loss"]})
 
-    def _take_back(self, before: Accepted, found: Mapping[str, Any]) -> None:
+    def _take_back(self, before: Accepted, found: Mapping[str, Any] | None) -> None:
         """Go on from the last accepted model, as if this round had not been."""
         self.record |= {"source": before.source, "taken_back": sentence(before.source, found)}
         self._put_back(before.memory)
+        self._accepted = replace(before, round=self._round)
         # Flower goes on from this record and knows no other way back.
         self._judged.clear()
         self._judged.update(state_to_record(before.model))

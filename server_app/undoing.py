@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hfedatm.records import State
+from hfedatm.base.state import State
 
 _PREFIX = "accepted-"
 
@@ -30,7 +30,11 @@ class Accepted:
     def to_memory(self) -> dict[str, State]:
         """Return what a resumed run needs, by kind."""
         parts = {"model": self.model, **self.memory}
-        return {_PREFIX + kind: state for kind, state in parts.items()}
+        # Copies: a file of tensors does not take one under two names.
+        return {
+            _PREFIX + kind: {name: value.clone() for name, value in state.items()}
+            for kind, state in parts.items()
+        }
 
     @classmethod
     def from_memory(cls, memory: Mapping[str, State]) -> Accepted | None:
@@ -50,7 +54,9 @@ def fall(before: Mapping[str, Any], now: Mapping[str, Any]) -> float:
     return statistics.median_low(falls) if falls else 0.0
 
 
-def sentence(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Say what happened."""
+def sentence(before: Mapping[str, Any], now: Mapping[str, Any] | None) -> str:
+    """Say what happened; no scores at all are those of a model that gives no numbers."""
+    if now is None:
+        return "most stations could not evaluate the model"
     was, became = (100 * scores["accuracy"] for scores in (before, now))
     return f"source accuracy fell from {was:.1f} % to {became:.1f} %"

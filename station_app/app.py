@@ -8,12 +8,12 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from hfedatm.handling import answering
-from hfedatm.handover.parcel import by_parcel
-from hfedatm.trust.introduction import introduction
-from hfedatm.trust.obeying import obey
-from hfedatm.trust.origin import known_origin
-from station_app import bridge
+from hfedatm.base.answering import answering
+from hfedatm.base.handover.parcel import by_parcel
+from hfedatm.base.trust.introduction import introduction
+from hfedatm.base.trust.obeying import obey
+from hfedatm.base.trust.origin import known_origin
+from hfedatm.deploy import bridge
 
 # The spool keeps the answers to a station's jobs.
 client = ClientApp(mods=[partial(known_origin, keep=False), by_parcel, obey])
@@ -41,9 +41,9 @@ def serve(grid: Grid, context: Context) -> None:
     """Do the jobs that come through the spool, with whichever clients are connected."""
     from pathlib import Path
 
-    from hfedatm.handover import service
-    from hfedatm.handover.spool import Spool
-    from hfedatm.records import Task
+    from hfedatm.base.handover import service
+    from hfedatm.base.handover.spool import Spool
+    from hfedatm.base.records import Task
     from hfedatm.runtime.roster import LiveGrid, Roster
     from station_app.station import run_station  # late: the other face is to start quickly
 

@@ -16,15 +16,15 @@ import numpy as np
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from hfedatm.handover.recordfile import content_bytes
-from hfedatm.privacy import secure_threshold
-from hfedatm.records import BadReply, Task, record_to_arrays
-from hfedatm.runtime.streaming import NO_REPLY
-from hfedatm.secure import IN_THE_CLEAR, Layout, mean_reply, read_groups
-from hfedatm.trust.cohort import step_of, verify_members
-from hfedatm.wire import Expected, open_reply, reason_of
-from hfedatm.wire.expected import ALLOWANCE, lowered
-from hfedatm.wire.numbers import read_metrics
+from hfedatm.base.handover.recordfile import content_bytes
+from hfedatm.base.masked_reply import IN_THE_CLEAR, ReplyLayout, mean_reply, read_groups
+from hfedatm.base.privacy_settings import secure_threshold
+from hfedatm.base.records import BadReply, Task, record_to_arrays
+from hfedatm.base.streaming import NO_REPLY
+from hfedatm.base.trust.cohort import step_of, verify_members
+from hfedatm.base.wire import Expected, open_reply, reason_of
+from hfedatm.base.wire.expected import ALLOWANCE, lowered
+from hfedatm.base.wire.numbers import read_metrics
 from hfedatm_core.secagg import Aggregator, SecureAggregationError
 from hfedatm_core.secagg.messages import dump
 
@@ -62,7 +62,7 @@ class _SecureSum:
         self.lost: dict[int, str] = {}
         self._session = secrets.token_bytes(16)
         self._keys: dict[int, object] = {}
-        self._layouts: dict[int, Layout] = {}
+        self._layouts: dict[int, ReplyLayout] = {}
         self._metrics: dict[int, dict[str, float]] = {}
         self._bytes = 0
 
@@ -105,7 +105,7 @@ class _SecureSum:
     def _take_keys(self, client: int, content: RecordDict) -> None:
         groups, digest = read_groups(content.get("layout"))
         e = self._expected
-        layout = Layout.expected(e.needed, e.record, e.arrays, e.layers, groups)
+        layout = ReplyLayout.expected(e.needed, e.record, e.arrays, e.layers, groups)
         if layout.digest != digest:
             raise BadReply("its reply is made of other parts than the model that was sent")
         clear = read_metrics(content)
@@ -113,7 +113,7 @@ class _SecureSum:
         self._metrics[client] = {name: clear[name] for name in IN_THE_CLEAR if name in clear}
         self._layouts[client] = layout
 
-    def _agreed_layout(self) -> Layout:
+    def _agreed_layout(self) -> ReplyLayout:
         """Return the layout of most; they can differ in which layers share a Gram, no further."""
         counts = Counter(self._layouts[client] for client in self.present)
         if not counts:
@@ -149,7 +149,7 @@ class _SecureSum:
 
         return take
 
-    def _mean(self, layout: Layout, total: np.ndarray) -> RecordDict:
+    def _mean(self, layout: ReplyLayout, total: np.ndarray) -> RecordDict:
         clients = len(self.present)
         reply = mean_reply(layout, total, clients)
         metrics: MetricRecord = reply["metrics"]  # type: ignore[assignment]

@@ -13,9 +13,10 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from hfedatm.assembly import build_method, build_rule
-from hfedatm.privacy import is_private
-from hfedatm.records import (
+from hfedatm.base.building import build_method, build_rule
+from hfedatm.base.memory import NodeMemory
+from hfedatm.base.privacy_settings import is_private
+from hfedatm.base.records import (
     Task,
     failures_to_record,
     find_record,
@@ -24,8 +25,7 @@ from hfedatm.records import (
     record_to_state,
     state_to_record,
 )
-from hfedatm.state import NodeMemory
-from hfedatm.wire import Expected
+from hfedatm.base.wire import Expected
 from station_app.secure import gather_securely
 from station_app.strategy import StationStrategy
 
@@ -47,7 +47,7 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
     strategy = StationStrategy(task, layers, shared, build_rule(task.settings))
     arrays = content["model"]
     memory = NodeMemory(task.run, f"station-{task.station}-rule")
-    strategy.side.begin(
+    strategy.station_rule.begin(
         task,
         record_to_state(arrays),
         record_to_state(find_record(content, "rule", ArrayRecord) or ArrayRecord()),
@@ -71,12 +71,12 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
             "bytes-up": strategy.bytes_up,
             "gram-bytes-up": strategy.gram_bytes_up,
             "gram-seconds": strategy.gram_seconds,
-            **strategy.side.metrics(),
+            **strategy.station_rule.metrics(),
         }
     )
     if is_private(task.settings):
         metrics["epsilon"] = strategy.epsilon
-    if kept := strategy.side.remember():
+    if kept := strategy.station_rule.remember():
         memory.save((task.round, 0), kept)
     if strategy.standing:
         values = {name: torch.tensor(value) for name, value in strategy.standing.items()}

@@ -17,16 +17,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from hfedatm.admission import Admission
-from hfedatm.errors import UserError
-from hfedatm.privacy import gram_examples
-from hfedatm.records import Failure, State, Task, record_to_state, state_to_record
-from hfedatm.seeding import derive
-from hfedatm.wire import Expected, NodeUpdate, Scores, checked, read_scores, read_update
+from hfedatm.base.admission import Admission
+from hfedatm.base.errors import UserError
+from hfedatm.base.privacy_settings import gram_examples
+from hfedatm.base.records import Failure, State, Task, record_to_state, state_to_record
+from hfedatm.base.seeding import derive
+from hfedatm.base.wire import Expected, NodeUpdate, Scores, checked, read_scores, read_update
+from hfedatm.contracts import Rule, StationSide
 from hfedatm_core import Gram, GramAccumulator, MeanAccumulator, Update
 from hfedatm_core.grams.by_layer import distinct
-from hfedatm_core.robust.counting import bounded_counts
-from server_app.rules.base import Rule, StationSide
+from hfedatm_core.robust.counting import bounded_counts, with_domains
 
 V = TypeVar("V", NodeUpdate, Scores)
 
@@ -60,7 +60,7 @@ class StationStrategy(Strategy):
         self.task = task
         self.reports = ("loss", *(rule.reports if rule else ()))
         self.rule = rule
-        self.side = rule.at_station() if rule else StationSide()
+        self.station_rule = rule.at_station() if rule else StationSide()
         self.settings = task.settings
         self.layers = dict(layers or {})
         self.shared = shared
@@ -87,7 +87,7 @@ class StationStrategy(Strategy):
         """Send the station model to the clients drawn for this station round."""
         task = self.task.but(station_round=server_round, send_grams=self._grams_due(server_round))
         self._reference = record_to_state(arrays)
-        extra = self.side.shared(server_round)
+        extra = self.station_rule.shared(server_round)
         return self._messages(grid, MessageType.TRAIN, task, arrays, extra=extra)
 
     def expected_update(self, server_round: int) -> Expected:
@@ -110,11 +110,13 @@ class StationStrategy(Strategy):
         expected = self.expected_update(server_round)
 
         def read(reply: Message) -> NodeUpdate:
-            return read_update(reply, expected, lambda metrics: self.side.weight(metrics, shared))
+            return read_update(
+                reply, expected, lambda metrics: self.station_rule.weight(metrics, shared)
+            )
 
         admission = Admission(self.settings, "clients", self._reference, earlier=self.standing)
         for update in self._admitted(self._usable(replies, read), admission):
-            weight = self.side.weight(update.metrics, shared) * update.share
+            weight = self.station_rule.weight(update.metrics, shared) * update.share
             models.add(update.state, weight, update.name, checked=True)
             for name in sums:
                 sums[name] += update.metrics[name] * update.num_examples
@@ -129,7 +131,7 @@ class StationStrategy(Strategy):
             self._keep_grams(grams)
         model = models.result()
         means = {name: total / self.num_examples for name, total in sums.items()}
-        self.side.after(server_round, model, means)
+        self.station_rule.after(server_round, model, means)
         return state_to_record(model), MetricRecord(means)
 
     # --- Grams, with the last update or at the finished station model
@@ -208,7 +210,7 @@ class StationStrategy(Strategy):
         total = {"correct": 0.0, "num-examples": 0.0, "loss-sum": 0.0}
         expected = Expected(self.settings, "client")  # counts are not summed securely
         usable = self._usable(replies, lambda reply: read_scores(reply, expected))
-        counts = [{**scores.counts, "loss-sum": scores.loss_sum} for scores in usable]
+        counts = with_domains([{**scores.counts, "loss-sum": scores.loss_sum} for scores in usable])
         for one in bounded_counts(counts, self.settings.claim_factor):
             for name, value in one.items():
                 total[name] = total.get(name, 0.0) + value

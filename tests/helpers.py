@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import hfedatm.runtime.local as local
 from client_app.app import app as client_app
-from hfedatm.records import Task, state_to_record
-from hfedatm.results import read_rounds
-from hfedatm.settings import Settings, resolve
+from hfedatm.base.records import Task, state_to_record
+from hfedatm.base.results import read_rounds
+from hfedatm.base.settings import Settings, resolve
 from hfedatm_core.data import DataSpec, Domain, DomainData
 
 # Flower's runtimes tell a process who it is before it may make a message.

@@ -7,7 +7,7 @@ arXiv:1602.05629.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from client_app.methods.base import Method
+from hfedatm.contracts import Method
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from client_app.methods.base import Method, State, mean_loss_gradient
+from hfedatm.contracts import Method, State, mean_loss_gradient
 from hfedatm_core.data import Batch, Inputs
 from hfedatm_core.models.base import head_name
 

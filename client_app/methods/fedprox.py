@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from client_app.methods.base import Method, State, snapshot
+from hfedatm.contracts import Method, State, snapshot
 from hfedatm_core.data import Inputs
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from client_app.methods.base import Method, State
+from hfedatm.contracts import Method, State
 from hfedatm_core.data import Inputs
 from hfedatm_core.models.base import head_name
 

@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from client_app.methods.base import Method, State
-from hfedatm.errors import UserError
+from hfedatm.base.errors import UserError
+from hfedatm.contracts import Method, State
 from hfedatm_core.data import Inputs
 from hfedatm_core.models.base import head_name
 

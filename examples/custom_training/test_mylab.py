@@ -12,10 +12,10 @@ from mylab.nets import build
 from mylab.rules import Median
 from typer.testing import CliRunner
 
+from hfedatm.base.settings import resolve
 from hfedatm.cli.main import typer_app
-from hfedatm.settings import resolve
+from hfedatm.contracts import Situation
 from hfedatm_core import ChannelGraph, Update
-from server_app.rules.base import Situation
 
 CONFIG = Path(__file__).parent / "config.yaml"
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hfedatm.base.errors import UserError
 from hfedatm.cli.arguments import Assignments, ConfigFile
 from hfedatm.cli.run import read_settings
-from hfedatm.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from hfedatm.settings import Settings
+    from hfedatm.base.settings import Settings
     from hfedatm_core.privacy.audit import AuditResult
 
 MAX_ROWS = 256
@@ -45,7 +45,7 @@ def audit(
 
       hfedatm audit privacy.mechanism=example privacy.epsilon=1 --rows 8 --plot audit.png
     """
-    from hfedatm.settings import resolve
+    from hfedatm.base.settings import resolve
 
     given = read_settings(config, assignments or [])
     given |= {key: value for key, value in (("model", model), ("dataset", data)) if value}
@@ -74,8 +74,9 @@ def attack(
     """Attack the Grams of the first client's first ``rows`` examples, layer by layer."""
     import torch
 
-    from client_app.data import Batches, client_data
-    from hfedatm.assembly import build_method, build_model
+    from client_app.data import client_data
+    from hfedatm.base.batches import Batches
+    from hfedatm.base.building import build_method, build_model
     from hfedatm_core import FactorGram, collect_grams
     from hfedatm_core.privacy.audit import audit as reconstruct
 
@@ -221,8 +222,8 @@ def _released(settings: Settings, grams: Any, rows: int, own: Any) -> Any:
     if settings.privacy_mechanism == "none":
         return None
     from client_app.ledger import LedgerFile
-    from client_app.privacy import ClientPrivacy
-    from hfedatm.records import Task
+    from client_app.private_release import ClientPrivacy
+    from hfedatm.base.records import Task
     from hfedatm_core.grams.by_layer import distinct
 
     alone = settings.model_copy(update={"secure_aggregation": False})

@@ -32,8 +32,8 @@ def check(
 
       hfedatm check --config my.yaml --json
     """
+    from hfedatm.base.settings import resolve
     from hfedatm.preflight import examine
-    from hfedatm.settings import resolve
 
     found = examine(resolve(read_settings(config, assignments or [])))
     if as_json:

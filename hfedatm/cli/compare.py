@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from hfedatm.base.errors import UserError
+from hfedatm.base.text import printable
 from hfedatm.cli.arguments import AsJson
 from hfedatm.cli.completion import complete_run
-from hfedatm.errors import UserError
-from hfedatm.text import printable
 
 
 def compare(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from hfedatm.settings import describe, load_presets
+from hfedatm.base.settings import describe, load_presets
 
 # What a setting names: a module in this folder of that package, which has this in its text.
 BUILT_IN = {

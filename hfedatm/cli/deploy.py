@@ -1,4 +1,4 @@
-"""``hfedatm up``, ``down``, ``submit``, ``scaffold``: the three tiers as real Flower processes."""
+"""``hfedatm up``, ``down``, ``submit``: the three tiers as real Flower processes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from hfedatm.base.errors import UserError
 from hfedatm.cli.arguments import Assignments, ConfigFile
-from hfedatm.errors import UserError
 
 Folder = Annotated[Path, typer.Option(help="Where the deployment keeps its state.")]
 STATE = Path(".hfedatm")
@@ -86,38 +86,3 @@ def submit(
     status, details = flower.follow(run_id, "server", home)
     if status != "finished:completed":
         sys.exit(f"hfedatm: run {run_id} ended as {status}: {details}")
-
-
-def scaffold(
-    stations: Annotated[int, typer.Option(min=1, help="How many stations.")] = 2,
-    clients: Annotated[int, typer.Option(min=1, help="How many clients each station has.")] = 2,
-    host: Annotated[
-        str, typer.Option(help="Name or address at which other machines reach the server.")
-    ] = "",
-    port: Annotated[int, typer.Option(help="Port of the server's gateway on that host.")] = 9443,
-    only: Annotated[str, typer.Option(help="Write one machine's part: server, station-1, …")] = "",
-    folder: Annotated[Path, typer.Option(help="Where to write.")] = Path("."),
-) -> None:
-    """Write the Compose files for so many stations and clients, and what they lack.
-
-    That is certificates and node keys, in secrets, and a policy for every machine, in policies.
-
-    For example:
-
-      hfedatm scaffold --stations 3 --clients 4
-
-      hfedatm scaffold --stations 3 --host fl.example.org --only station-1
-    """
-    from hfedatm.deploy import compose
-
-    layout = compose.Layout(stations, clients, host, port, only)
-    for path in compose.write_compose(folder, layout):
-        typer.echo(f"wrote {path}")
-    for path in compose.write_policies(folder / "policies", layout):
-        typer.echo(f"wrote {path}")
-    compose.write_user(folder)
-    if (folder / "secrets/ca.key").exists() or not (folder / "secrets").exists():
-        compose.write_secrets(folder / "secrets", layout)
-        typer.echo(f"certificates and node keys: {folder / 'secrets'}")
-    else:  # another machine's part, with the secrets that the operator handed out
-        typer.echo(f"kept {folder / 'secrets'}: the authority's key is not here")

@@ -21,7 +21,7 @@ def init(
 
       cd my-federation && hfedatm run --config config.yaml
     """
-    from hfedatm.scaffold import write_project
+    from hfedatm.starter import write_project
 
     for path in write_project(folder):
         typer.echo(f"  {path}")

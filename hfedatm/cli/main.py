@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from hfedatm.base.errors import UserError
 from hfedatm.cli import (
     audit,
     check,
@@ -17,11 +18,11 @@ from hfedatm.cli import (
     report,
     reproduce,
     run,
+    scaffold,
     settings,
     topology,
     watch,
 )
-from hfedatm.errors import UserError
 
 typer_app = typer.Typer(
     name="hfedatm",
@@ -43,7 +44,7 @@ typer_app.command("reproduce")(reproduce.reproduce)
 typer_app.command("up")(deploy.up)
 typer_app.command("down")(deploy.down)
 typer_app.command("submit")(deploy.submit)
-typer_app.command("scaffold")(deploy.scaffold)
+typer_app.command("scaffold")(scaffold.scaffold)
 typer_app.add_typer(policy.policy, name="policy")
 
 

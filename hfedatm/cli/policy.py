@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from hfedatm.base.errors import UserError
+from hfedatm.base.trust.policy import VARIABLE, Policy, fields, toml_value, value_of
 from hfedatm.cli.arguments import Assignments
-from hfedatm.errors import UserError
-from hfedatm.trust.policy import VARIABLE, Policy, fields, toml_value, value_of
 
 policy = typer.Typer(
     no_args_is_help=True, help="Write, explain and check what a node's owner allows a run to do."
@@ -32,7 +32,7 @@ def init(file: File = Path("policy.toml")) -> None:
 
       hfedatm policy init /etc/hfedatm/policy.toml
     """
-    from hfedatm.trust.writing import write
+    from hfedatm.base.trust.writing import write
 
     if not write(file):
         raise UserError(f"policy {file}: exists; edit it, or choose another name")
@@ -83,9 +83,9 @@ def check(file: File, assignments: Assignments = None) -> None:
 
       hfedatm policy check policy.toml local-epochs=20 train-fn=mytraining:train
     """
+    from hfedatm.base.settings import resolve
+    from hfedatm.base.trust.checking import check as check_policy
     from hfedatm.cli.run import read_settings
-    from hfedatm.settings import resolve
-    from hfedatm.trust.checking import check as check_policy
 
     found = Policy.load(file)
     if not assignments:
@@ -99,7 +99,7 @@ def check(file: File, assignments: Assignments = None) -> None:
 
 def _sends_grams(rule: str) -> bool:
     """Say whether a rule asks for Grams; of own code, which is not imported here, suppose so."""
-    from hfedatm.assembly import build_rule
-    from hfedatm.settings import Settings
+    from hfedatm.base.building import build_rule
+    from hfedatm.base.settings import Settings
 
     return True if ":" in rule else build_rule(Settings(server_rule=rule)).needs_grams

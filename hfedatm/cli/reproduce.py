@@ -11,10 +11,10 @@ from typing import Annotated, TypeVar
 import typer
 from rich.console import Console
 
+from hfedatm.base.errors import UserError
 from hfedatm.cli.arguments import Assignments
 from hfedatm.cli.completion import complete_table
 from hfedatm.cli.run import read_settings
-from hfedatm.errors import UserError
 
 Number = TypeVar("Number", int, float)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hfedatm.base.settings import SettingsError, read_yaml
 from hfedatm.cli.arguments import Assignments, ConfigFile
-from hfedatm.settings import SettingsError, read_yaml
 
 
 def run(

@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hfedatm.base.settings import describe
 from hfedatm.cli.arguments import AsJson
-from hfedatm.settings import describe
 
 
 def settings(

@@ -15,9 +15,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from hfedatm.base.text import printable
 from hfedatm.cli.arguments import OneRun
 from hfedatm.runs import Run, newest_run, read_run
-from hfedatm.text import printable
 
 RECENT = 8  # rounds shown
 SLOW = 2.0  # times the median station

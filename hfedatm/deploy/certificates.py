@@ -10,7 +10,6 @@ stays in the top folder, with the operator.
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from hfedatm.trust.enrolment import EnrolmentError, read_certificate
+from hfedatm.base.trust.enrolment import EnrolmentError, read_certificate
+from hfedatm_files import PRIVATE, write_bytes
 
 LIFETIME = timedelta(days=825)  # the longest that common TLS libraries accept for a server
 
@@ -199,7 +199,4 @@ def _pem(key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey) -> bytes:
 
 def _write(path: Path, content: bytes, *, public: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with os.fdopen(os.open(path, flags, 0o644 if public else 0o600), "wb") as file:
-        file.write(content)
+    write_bytes(path, content, mode=0o644 if public else PRIVATE)

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from hfedatm.base.errors import UserError
+from hfedatm.base.trust import writing
 from hfedatm.deploy import certificates
-from hfedatm.errors import UserError
-from hfedatm.trust import writing
 
 FILES = ("docker-compose.yml", "docker-compose.insecure.yml", "docker-compose.gpu.yml")
 CONTAINER_USER = 1000
 
 
 @dataclass(frozen=True)
-class Layout:
+class Deployment:
     """Which machines there are; ``host`` is where other machines reach the server's gateway."""
 
     stations: int
@@ -55,26 +55,26 @@ class Layout:
         return services
 
 
-def write_compose(folder: Path, layout: Layout) -> list[Path]:
+def write_compose(folder: Path, deployment: Deployment) -> list[Path]:
     """Write the Compose file and its overrides; return their paths."""
     templates = Environment(
         loader=PackageLoader("hfedatm", "templates/compose"),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    extra = f" --host {layout.host} --port {layout.port}" if layout.host else ""
-    extra += f" --only {layout.only}" if layout.only else ""
+    extra = f" --host {deployment.host} --port {deployment.port}" if deployment.host else ""
+    extra += f" --only {deployment.only}" if deployment.only else ""
     above = "server-gateway:8000"
-    if layout.host and "server" not in layout.shown:
-        above = f"{layout.host}:{layout.port}"
+    if deployment.host and "server" not in deployment.shown:
+        above = f"{deployment.host}:{deployment.port}"
     for name in FILES:
         text = templates.get_template(f"{name}.j2").render(
-            stations=layout.stations,
-            clients=layout.clients,
-            shown=layout.shown,
-            services=layout.services,
-            host=layout.host,
-            port=layout.port,
+            stations=deployment.stations,
+            clients=deployment.clients,
+            shown=deployment.shown,
+            services=deployment.services,
+            host=deployment.host,
+            port=deployment.port,
             above=above,
             extra=extra,
         )
@@ -82,20 +82,22 @@ def write_compose(folder: Path, layout: Layout) -> list[Path]:
     return [folder / name for name in FILES]
 
 
-def write_secrets(folder: Path, layout: Layout) -> None:
+def write_secrets(folder: Path, deployment: Deployment) -> None:
     """Make the certificates and keys that are missing; those that are there stay."""
     certificates.make_authority(folder)
-    for link in layout.links:
+    for link in deployment.links:
         certificates.make_task_key(folder / link)
-    for link, nodes in layout.links.items():
+    for link, nodes in deployment.links.items():
         hosts = [link, f"{link}-gateway", "localhost", "127.0.0.1"]
-        if link == "server" and layout.host:
-            hosts.append(layout.host)
+        if link == "server" and deployment.host:
+            hosts.append(deployment.host)
         if certificates.hosts_of(folder / link / "link.pem") != set(hosts):
             certificates.make_link_certificate(folder, folder / link, hosts)
         known = folder / link / "nodes"
         known.mkdir(mode=0o700, exist_ok=True)
-        first = 0 if link == "server" else (list(layout.links).index(link) - 1) * layout.clients
+        first = (
+            0 if link == "server" else (list(deployment.links).index(link) - 1) * deployment.clients
+        )
         for place, node in enumerate(nodes, start=first):  # the place is its partition-id
             certificates.enrol(folder, folder / node, node, link, place)
             shutil.copyfile(folder / node / "node.pub", known / f"{node}.pub")
@@ -108,10 +110,10 @@ def write_secrets(folder: Path, layout: Layout) -> None:
                 os.chown(path, CONTAINER_USER, CONTAINER_USER)
 
 
-def write_policies(folder: Path, layout: Layout) -> list[Path]:
+def write_policies(folder: Path, deployment: Deployment) -> list[Path]:
     """Write the policies that the machines of this part lack; those that are there stay."""
-    names = [name for link in layout.shown for name in (link, *layout.links[link])]
-    shown = [n for n in names if n not in layout.links or n in layout.shown]
+    names = [name for link in deployment.shown for name in (link, *deployment.links[link])]
+    shown = [n for n in names if n not in deployment.links or n in deployment.shown]
     files = [folder / f"{name}.toml" for name in dict.fromkeys(shown)]
     return [file for file in files if writing.write(file)]
 

@@ -2,7 +2,7 @@
 
 A container has its machine's secrets in ``/secrets``, its owner's policy in ``/policy.toml`` (it
 does no work without one) and keeps its state in ``/state``. The commands are those of
-:mod:`hfedatm.deploy.topology`, as everywhere else.
+:mod:`hfedatm.deploy.machines`, as everywhere else.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import time
 import urllib.request
 from pathlib import Path
 
-from hfedatm.deploy import flower, topology
-from hfedatm.deploy.topology import Machine, Process
+from hfedatm.deploy import flower, machines
+from hfedatm.deploy.machines import Machine, Process
 
 STATE, SECRETS, POLICY = Path("/state"), Path("/secrets"), Path("/policy.toml")
 PORT = 8000
@@ -45,7 +45,7 @@ def main() -> None:
     if asked.kind == "link":
         sys.exit(run_link(machine, asked.isolation, asked.superexec_secret))
     if asked.kind == "gateway":
-        _become(topology.gateway(machine, PORT, f"{asked.name}:{PORT}", "0.0.0.0"))
+        _become(machines.gateway(machine, PORT, f"{asked.name}:{PORT}", "0.0.0.0"))
     _become(node(machine, asked.above, asked.link, asked.config))
 
 
@@ -58,12 +58,12 @@ def node(machine: Machine, above: str, link: str, given: list[str]) -> Process:
     for assignment in given:
         key, _, value = assignment.partition("=")
         config[key] = int(value) if value.isdigit() else value
-    return topology.node(machine, PORT, above, config)
+    return machines.node(machine, PORT, above, config)
 
 
 def run_link(machine: Machine, isolation: str | None, superexec_secret: str | None) -> int:
     """Run a SuperLink; once it answers, make the keys of its nodes known to it."""
-    process = topology.link(machine, PORT, "0.0.0.0")
+    process = machines.link(machine, PORT, "0.0.0.0")
     if isolation:
         process.command.extend(["--isolation", isolation])
     if superexec_secret:
@@ -115,7 +115,7 @@ def healthy(machine: Machine, kind: str) -> bool:
 
 def _write_connection(machine: Machine, link: str, home: Path) -> None:
     ca_file = None if machine.secrets is None else machine.secret("ca.pem")
-    topology.write_connections(home, {link: f"{link}:{PORT}"}, ca_file)
+    machines.write_connections(home, {link: f"{link}:{PORT}"}, ca_file)
 
 
 def _become(process: Process) -> None:

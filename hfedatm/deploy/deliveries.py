@@ -14,25 +14,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, PushMessagesRequest
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ObjectTree,
-    PullObjectRequest,
-    PushObjectRequest,
-)
 from google.protobuf.message import DecodeError
 
-LINK = 1
-"""The number under which a SuperLink sends and receives messages."""
+from hfedatm.flower_internals import (
+    CONFIRM,
+    PULL,
+    PULL_PART,
+    PUSH,
+    PUSH_PART,
+    SUPERLINK_NODE,
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PullObjectRequest,
+    PushMessagesRequest,
+    PushObjectRequest,
+)
+
 KEPT_MESSAGES = 64  # of each node; it works on one at a time
 MOST_PARTS = 100_000
 MOST_ALWAYS, MOST_TIMES = 64 * 2**20, 16
 """A reply may hold so many bytes, and so many times what the node received with the message."""
-
-PULL, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-messages"
-PULL_PART, PUSH_PART = "/v1/fleet/pull-object", "/v1/fleet/push-object"
-CONFIRM = "/v1/fleet/confirm-message-received"
 
 
 class Refused(Exception):
@@ -136,7 +139,7 @@ class Deliveries:
         metadata = request.messages_list[0].metadata
         if metadata.src_node_id != node:
             raise Refused(f"node {node} pushes a message in the name of {metadata.src_node_id}")
-        if metadata.dst_node_id != LINK:
+        if metadata.dst_node_id != SUPERLINK_NODE:
             raise Refused(f"node {node} pushes a message for node {metadata.dst_node_id}")
         if self._run_of(node, metadata.reply_to_message_id) != str(metadata.run_id):
             raise Refused(f"node {node} replies to a message that it was not given")

@@ -14,8 +14,8 @@ from typing import Any
 
 import tomli_w
 
+from hfedatm.base.errors import UserError
 from hfedatm.deploy import prefork
-from hfedatm.errors import UserError
 
 # An app names one ServerApp and one ClientApp, so each of the two links of the hierarchy, server to
 # stations and station to clients, has an app of its own.

@@ -26,14 +26,14 @@ from pathlib import Path
 
 import httpx
 import uvicorn
-from flwr.proto.fleet_pb2 import PullMessagesResponse
 from google.protobuf.message import DecodeError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from hfedatm.deploy.deliveries import PULL, Deliveries, Refused
+from hfedatm.deploy.deliveries import Deliveries, Refused
+from hfedatm.flower_internals import PULL, PullMessagesResponse
 
 log = logging.getLogger("uvicorn.error")
 

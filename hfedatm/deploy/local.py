@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from hfedatm.deploy import certificates, flower, topology
+from hfedatm.base.errors import UserError
+from hfedatm.base.trust import writing
+from hfedatm.base.trust.policy import Policy
+from hfedatm.deploy import certificates, flower, machines
+from hfedatm.deploy.machines import Machine, Process
 from hfedatm.deploy.processes import Processes
-from hfedatm.deploy.topology import Machine, Process
-from hfedatm.errors import UserError
-from hfedatm.trust import writing
-from hfedatm.trust.policy import Policy
 
 HOST = "127.0.0.1"
 
@@ -51,13 +51,13 @@ def plan(
         return Machine(name, folder / name, None if insecure else folder / "secrets" / name)
 
     def add_link(name: str) -> None:
-        layout.links[name] = topology.link(machine(name), next(ports))
-        layout.gateways[name] = topology.gateway(machine(name), next(ports), layout.addresses[name])
+        layout.links[name] = machines.link(machine(name), next(ports))
+        layout.gateways[name] = machines.gateway(machine(name), next(ports), layout.addresses[name])
 
     def add_node(name: str, above: str, place: int, config: dict[str, str | int]) -> None:
         config = {"partition-id": place, **config}
         entrance = f"{HOST}:{layout.gateways[above].port}"
-        process = topology.node(machine(name), next(ports), entrance, config)
+        process = machines.node(machine(name), next(ports), entrance, config)
         layout.nodes.append((machine(name), above, process))
         layout.places.append((machine(name), above, place))
 
@@ -105,11 +105,11 @@ def up(
     secure = layout.nodes[0][0].secrets is not None
     ca_file = make_secrets(folder / "secrets", layout) if secure else None
     operator = folder / "operator"
-    topology.write_connections(operator, layout.addresses, ca_file)
+    machines.write_connections(operator, layout.addresses, ca_file)
     for machine, _, node in layout.nodes:
         if machine.name in layout.links:
             own = {machine.name: layout.addresses[machine.name]}
-            topology.write_connections(node.home, own, ca_file)
+            machines.write_connections(node.home, own, ca_file)
 
     deadline = time.monotonic() + patience
     for tier in (layout.links, layout.gateways):

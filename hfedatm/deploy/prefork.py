@@ -21,33 +21,38 @@ from typing import NoReturn
 
 import psutil
 
+from hfedatm.base.environment import PRELOAD
 from hfedatm.deploy.installed_app import run_installed_app_only
+from hfedatm.flower_internals import clientapp_command
 
 COMMANDS = Path(__file__).with_name("bin")
 """The folder of the small command; it must come first on the path of a node."""
-
-PRELOAD = "HFEDATM_PRELOAD"
-"""Environment variable of a deployed node: the modules that its work needs."""
 
 ADDRESS = "prefork"
 
 
 def serve(node: psutil.Process) -> None:
     """Fork for whoever asks, until the process ``node`` is gone."""
-    from flwr.supernode.cli import flwr_clientapp
-
     run_installed_app_only()
+    command = clientapp_command()
     for module in os.environ.get(PRELOAD, "").split():
         import_module(module)
     gc.freeze()  # what is there already is not to be copied into every fork
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    try:
+        _fork_for_each_request(node, command)
+    finally:
+        gc.unfreeze()  # what is left over when Python ends may complain, as triton does
+
+
+def _fork_for_each_request(node: psutil.Process, command: Callable[[], None]) -> None:
     with _listen() as listener:
         while _lives(node):
             if arguments := _next_request(listener):
                 listener.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 sys.argv = ["flwr-clientapp", *arguments]
-                _do_and_end(flwr_clientapp)
+                _do_and_end(command)
 
 
 def _next_request(listener: socket.socket) -> list[str]:
@@ -98,11 +103,9 @@ def _lives(process: psutil.Process) -> bool:
 
 def do_one(arguments: list[str]) -> None:
     """Do what Flower's command does, here and once: no process could be asked to fork for it."""
-    from flwr.supernode.cli import flwr_clientapp
-
     run_installed_app_only()
     sys.argv = ["flwr-clientapp", *arguments]
-    flwr_clientapp()
+    clientapp_command()()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 
 from hfedatm.deploy import flower
-from hfedatm.deploy.topology import Process
+from hfedatm.deploy.machines import Process
+from hfedatm_files import write_text
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,7 @@ class Processes:
         noted = self.noted()
         # An id alone may belong to a stranger one day; with its start time it cannot.
         noted[process.name] = [started.pid, psutil.Process(started.pid).create_time()]
-        temporary = self.record.with_suffix(".tmp")
-        temporary.write_text(json.dumps(noted, indent=1))
-        temporary.replace(self.record)
+        write_text(self.record, json.dumps(noted, indent=1))
         return started.pid
 
     def noted(self) -> dict[str, list[float]]:

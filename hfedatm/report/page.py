@@ -11,13 +11,14 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import ValidationError
 
+from hfedatm.base.errors import UserError
+from hfedatm.base.privacy_settings import statement
+from hfedatm.base.settings import Settings
+from hfedatm.base.text import printable
 from hfedatm.comparison import differing
-from hfedatm.errors import UserError
-from hfedatm.privacy import statement
 from hfedatm.report import curves, inside
 from hfedatm.runs import Run
-from hfedatm.settings import Settings
-from hfedatm.text import printable
+from hfedatm_files import write_text
 from server_app.narration import size
 from server_app.scores import summarise
 
@@ -27,9 +28,7 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
     page = render(runs)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(page, encoding="utf-8")
-        part.replace(path)
+        write_text(path, page)
     except OSError as error:
         raise UserError(f"output: cannot write {path}: {error.strerror}") from None
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hfedatm.base.results import read_rounds
+from hfedatm.base.settings import Settings, resolve
 from hfedatm.reproduce.runfile import append_run, read_runs
-from hfedatm.results import read_rounds
-from hfedatm.settings import Settings, resolve
 
 # Where and how a run is carried out; none of these changes what it computes.
 ELSEWHERE = (

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hfedatm.errors import UserError
+from hfedatm.base.errors import UserError
+from hfedatm_files import sync_folder
 
 
 def read_runs(path: Path) -> Iterator[dict[str, Any]]:
@@ -42,7 +43,7 @@ def append_run(path: Path, run: Mapping[str, Any]) -> None:
         file.write(line.encode())
         file.flush()
         os.fsync(file.fileno())
-    _sync_folder(path.parent)
+    sync_folder(path.parent)  # a new file's name, too
 
 
 def _end_of_last_line(file: BinaryIO) -> int:
@@ -54,12 +55,3 @@ def _end_of_last_line(file: BinaryIO) -> int:
             return start + found + 1
         end = start
     return 0
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a file that was created survive a loss of power, too."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

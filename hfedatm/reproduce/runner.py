@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
+from hfedatm.base.settings import resolve
 from hfedatm.reproduce.cells import Cell, Store
-from hfedatm.settings import resolve
 
 
 @dataclass
@@ -82,7 +82,7 @@ def _run(store: Store, cell: Cell) -> None:
 
 
 def _load(cell: Cell) -> None:
-    from hfedatm.assembly import load_data
+    from hfedatm.base.building import load_data
 
     load_data(resolve(dict(cell.given)))
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hfedatm.errors import UserError
+from hfedatm.base.errors import UserError
+from hfedatm.base.settings import resolve
 from hfedatm.reproduce.cells import Cell
-from hfedatm.settings import resolve
 
 Given = dict[str, Any]
 

@@ -10,7 +10,7 @@ from threading import Lock, Thread
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from hfedatm.runtime.streaming import StreamingGrid
+from hfedatm.base.streaming import StreamingGrid
 
 _turn = Lock()
 """All clients of the process train one after the other: torch's random state is global."""

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flwr.supercore.task_identity import TaskIdentity
-
 from client_app.app import app as client_app
 from client_app.data import shares_of
+from hfedatm.base.settings import Settings
+from hfedatm.flower_internals import identify_process
 from hfedatm.runtime.in_process import InProcessGrid
+from hfedatm.runtime.opening import open_run
 from hfedatm.runtime.stations import LocalStationsGrid
-from hfedatm.settings import Settings
-from server_app.run import open_run, run_rounds
+from server_app.run import run_rounds
 from station_app.station import run_station
 
 
 def run_locally(given: Mapping[str, Any]) -> dict[str, Any]:
     """Run a federation here and return its summary."""
-    # Flower's runtimes tell a process who it is before it may make a message; here that is us.
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    identify_process()
     with open_run(given) as folder:
         return run_rounds(folder, local_stations(folder.settings))
 

@@ -9,8 +9,8 @@ import httpx
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
-from hfedatm.runtime.streaming import StreamingGrid
-from hfedatm.wire import reason_of
+from hfedatm.base.streaming import StreamingGrid
+from hfedatm.base.wire import reason_of
 
 UNREADABLE = 1_002
 """Error code of a reply made here for one that Flower cannot turn into a message."""

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from hfedatm.errors import UserError
-from hfedatm.handover import parcel
+from hfedatm.base.errors import UserError
+from hfedatm.base.handover import parcel
+from hfedatm.base.trust.introduction import introduced, new_nonce, question
+from hfedatm.base.trust.origin import Signer
+from hfedatm.base.wire import NodeIdentity, reason_of
 from hfedatm.runtime.mapped import MappedGrid
-from hfedatm.trust.introduction import introduced, new_nonce, question
-from hfedatm.trust.origin import Signer
-from hfedatm.wire import NodeIdentity, reason_of
 
 log = logging.getLogger("hfedatm")
 

@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from hfedatm.handling import reply_with_failure
-from hfedatm.runtime.streaming import StreamingGrid
+from hfedatm.base.answering import reply_with_failure
+from hfedatm.base.streaming import StreamingGrid
 
 RunStation = Callable[[Grid, RecordDict], RecordDict]
 

@@ -7,7 +7,6 @@ file name carries a digest of everything the content depends on, so nothing has 
 import hashlib
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
+
+from hfedatm_files import PRIVATE, replacing
 
 Array = npt.NDArray[np.generic]
 logger = logging.getLogger(__name__)
@@ -94,14 +95,8 @@ def _open(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array | N
 def _write(
     path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, fill: Callable[[Array], None]
 ) -> None:
-    handle, name = tempfile.mkstemp(prefix=f"{path.stem}.", suffix=".part", dir=path.parent)
-    os.close(handle)
-    part = Path(name)
-    try:
+    with replacing(path, mode=PRIVATE) as part:
         array = np.lib.format.open_memmap(part, mode="w+", dtype=np.dtype(dtype), shape=shape)
         fill(array)
         array.flush()
         del array
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

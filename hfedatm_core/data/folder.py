@@ -27,7 +27,7 @@ STD = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
-class Layout:
+class FolderLayout:
     """What the folder of a known data set looks like, and where to get it.
 
     Attributes
@@ -87,7 +87,7 @@ def load(
 
 
 def load_layout(
-    layout: Layout,
+    layout: FolderLayout,
     data_dir: Path | str | None,
     size: int,
     domains: str | Sequence[str] | None,
@@ -126,7 +126,7 @@ def decode_image(path: Path, size: int) -> Array:
     return np.asarray(pixels, dtype=np.uint8).transpose(2, 0, 1)
 
 
-def _locate(layout: Layout, data_dir: Path | str | None) -> tuple[dict[str, Path], Path]:
+def _locate(layout: FolderLayout, data_dir: Path | str | None) -> tuple[dict[str, Path], Path]:
     """Return the domain folders that are there, by domain, and the folder they are in."""
     where = Path(data_dir).expanduser() if data_dir is not None and str(data_dir) else None
     candidates = [where / name for name in layout.folders] + [where] if where is not None else []

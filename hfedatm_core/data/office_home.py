@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hfedatm_core.data.base import DomainData
-from hfedatm_core.data.folder import Layout, load_layout
+from hfedatm_core.data.folder import FolderLayout, load_layout
 
 DOMAINS = ("Art", "Clipart", "Product", "Real World")
 CLASSES = tuple(
@@ -15,7 +15,7 @@ CLASSES = tuple(
     Radio Refrigerator Ruler Scissors Screwdriver Shelf Sink Sneakers Soda Speaker Spoon TV Table
     Telephone ToothBrush Toys Trash_Can Webcam""".split()
 )
-LAYOUT = Layout(
+LAYOUT = FolderLayout(
     title="Office-Home",
     folders=("office_home", "OfficeHome", "OfficeHomeDataset_10072016", "Office-Home"),
     domains=DOMAINS,

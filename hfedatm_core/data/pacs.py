@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hfedatm_core.data.base import DomainData
-from hfedatm_core.data.folder import Layout, load_layout
+from hfedatm_core.data.folder import FolderLayout, load_layout
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
-LAYOUT = Layout(
+LAYOUT = FolderLayout(
     title="PACS",
     folders=("PACS", "pacs", "kfold"),
     domains=DOMAINS,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hfedatm_core.data.base import DomainData
-from hfedatm_core.data.folder import Layout, load_layout
+from hfedatm_core.data.folder import FolderLayout, load_layout
 
 DOMAINS = ("location_38", "location_43", "location_46", "location_100")
 CLASSES = (
@@ -19,7 +19,7 @@ CLASSES = (
     "raccoon",
     "squirrel",
 )
-LAYOUT = Layout(
+LAYOUT = FolderLayout(
     title="Terra Incognita",
     folders=("terra_incognita", "TerraIncognita"),
     domains=DOMAINS,

@@ -29,8 +29,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from hfedatm_core.grams.by_layer import distinct
-from hfedatm_core.robust.distances import distance, gram_size, norm_of
-from hfedatm_core.tensors import State
+from hfedatm_core.grams.gram import FactorGram, Gram, PackedGram
+from hfedatm_core.tensors import State, distance, norm_of
 from hfedatm_core.update import Update
 
 COUNTS = ("num-examples", "num-clients", "steps", "path")
@@ -82,16 +82,22 @@ def measure(update: Update, start: State) -> Sizes:
     """Return the sizes of one update that started from ``start``."""
     counts = {name: float(update.metrics[name]) for name in COUNTS if name in update.metrics}
     counts |= {"num-examples": update.num_examples, "num-clients": update.num_clients}
-    return Sizes(
-        counts,
-        {name: distance(value, start[name]) for name, value in update.state.items()},
-        {
-            n: size
-            for ns, g in distinct(update.grams).items()
-            for size in [gram_size(g)]
-            for n in ns
-        },
-    )
+    grams: dict[str, float] = {}
+    for layers, gram in distinct(update.grams).items():
+        grams |= dict.fromkeys(layers, gram_size(gram))
+    moves = {name: distance(value, start[name]) for name, value in update.state.items()}
+    return Sizes(counts, moves, grams)
+
+
+def gram_size(gram: Gram) -> float:
+    """Return the trace of a Gram, or what its other entries amount to where that is more."""
+    trace = float(gram.diagonal().double().abs().sum())
+    if isinstance(gram, FactorGram):
+        return max(trace, norm_of(gram.factor) ** 2)
+    if isinstance(gram, PackedGram):
+        # The triangle holds every pair once: the norm of the whole is up to √2 times that.
+        return max(trace, norm_of(gram.triangle))
+    return trace
 
 
 # --- what is usual
@@ -198,7 +204,8 @@ def cut(update: Update, given: Factors, start: State) -> Update:
     numbers = dict(update.metrics)
     numbers |= {n: numbers[n] * f for n, f in given.counts.items() if n in numbers}
     whole = {
-        key: max(1, int(count * given.counts.get(key, 1.0)))
+        # A rounding error must not make a whole number one less.
+        key: max(1, int(count * given.counts.get(key, 1.0) * (1 + 1e-12)))
         for key, count in (
             ("num-examples", update.num_examples),
             ("num-clients", update.num_clients),

@@ -36,17 +36,31 @@ def _scaled(counts: Counts, factor: float) -> dict[str, float]:
     return scaled
 
 
-def score(counts: Sequence[Counts]) -> float:
-    """Return the accuracy over all nodes, none of which is better or worse than another one.
+def with_domains(counts: Sequence[Counts]) -> list[Counts]:
+    """Return the counts, those of nodes that name no domain under one called ``unknown``.
 
-    Of three nodes or more the best counts as good as the second best, and the worst likewise, so
-    that no single node decides which model is the best.
+    Otherwise the domains of all nodes together would not add up because of one of them.
+    """
+    if not any("/" in name for one in counts for name in one):
+        return list(counts)
+    kinds = ("num-examples", "correct")
+    return [
+        one
+        if any("/" in name for name in one)
+        else {**one, **{f"{k}/unknown": one[k] for k in kinds}}
+        for one in counts
+    ]
+
+
+def score(counts: Sequence[Counts]) -> float:
+    """Return the accuracy by which the best model is chosen.
+
+    Of one or two nodes it is that of all examples together. Of more it is the mean over the nodes,
+    where the best counts as good as the second best and the worst as the second worst: no single
+    node decides which model is the best.
     """
     having = [one for one in counts if one["num-examples"]]
-    rates = [one["correct"] / one["num-examples"] for one in having]
-    if len(rates) > 2:
-        _, low, *_ = sorted(rates)
-        *_, high, _ = sorted(rates)
-        rates = [min(max(rate, low), high) for rate in rates]
-    weights = [one["num-examples"] for one in having]
-    return sum(r * w for r, w in zip(rates, weights, strict=True)) / sum(weights)
+    if len(having) < 3:
+        return sum(one["correct"] for one in having) / sum(one["num-examples"] for one in having)
+    rates = sorted(one["correct"] / one["num-examples"] for one in having)
+    return statistics.fmean([rates[1], *rates[1:-1], rates[-2]])

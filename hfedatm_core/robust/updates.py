@@ -26,9 +26,8 @@ from hfedatm_core.robust.bounding import (
     usual,
 )
 from hfedatm_core.robust.held import HeldUpdates
-from hfedatm_core.robust.reach import Reach
 from hfedatm_core.tensors import State
-from hfedatm_core.update import Update
+from hfedatm_core.update import Reach, Update
 
 BLOCK = 2**21
 """Numbers that `BoundedUpdates.values` returns at a time."""
@@ -87,6 +86,11 @@ class BoundedUpdates:
             del update
 
     # --- what robust rules look at
+
+    @property
+    def left_out(self) -> int:
+        """Number of updates that were left out already."""
+        return len(self._outside)
 
     @property
     def factors(self) -> list[Factors]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hfedatm.contracts import Rule, Situation
 from hfedatm_core import Merged, Update, merge
-from server_app.rules.base import Rule, Situation
 
 
 @dataclass

@@ -30,14 +30,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from client_app.methods.base import Method, State
-from client_app.wrapper import Wrapper
-from hfedatm.errors import UserError
-from hfedatm.settings import Settings
+from hfedatm.base.errors import UserError
+from hfedatm.base.settings import Settings
+from hfedatm.contracts import Method, Rule, Situation, State, StationSide, Wrapper
 from hfedatm_core import MeanAccumulator, Merged, Update
 from hfedatm_core.data import Batch, Inputs
 from hfedatm_core.merging import MergeReport
-from server_app.rules.base import Rule, Situation, StationSide
 
 PREFIX = "fedrc."
 Moments = tuple[float, float]

@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from hfedatm.contracts import Rule, Situation, State
 from hfedatm_core import Merged, Update, merge
-from server_app.rules.base import Rule, Situation, State
 
 
 @dataclass

@@ -34,14 +34,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from client_app.methods.base import Method, State, snapshot
-from client_app.training import learning_rate
-from client_app.wrapper import Wrapper
-from hfedatm.errors import UserError
-from hfedatm.records import Task
-from hfedatm.settings import Settings
+from hfedatm.base.errors import UserError
+from hfedatm.base.records import Task
+from hfedatm.base.schedule import learning_rate
+from hfedatm.base.settings import Settings
+from hfedatm.contracts import Method, Rule, Situation, State, StationSide, Wrapper, snapshot
 from hfedatm_core import Merged, Update, merge
-from server_app.rules.base import Rule, Situation, StationSide
 
 PREFIX = "mtgc."
 

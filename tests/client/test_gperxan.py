@@ -7,9 +7,9 @@ from helpers import SPEC, run_small, small_settings, tiny_batches
 from torch import nn
 
 from client_app.methods.gperxan import GPerXAN, MixedNorm
-from hfedatm.assembly import build_method, build_model, load_data
-from hfedatm.errors import UserError
-from hfedatm.results import read_rounds
+from hfedatm.base.building import build_method, build_model, load_data
+from hfedatm.base.errors import UserError
+from hfedatm.base.results import read_rounds
 from hfedatm_core import ChannelGraph, align
 from hfedatm_core.data import DataSpec
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from client_app.app import app as client_app
 from client_app.data import data_identity
 from client_app.ledger import Account, DataLedgerFile, compact
-from hfedatm.errors import UserError
-from hfedatm.records import Task, state_to_record
-from hfedatm.trust.policy import Policy
+from hfedatm.base.errors import UserError
+from hfedatm.base.records import Task, state_to_record
+from hfedatm.base.trust.policy import Policy
 from hfedatm_core.privacy.accounting import Ledger
 
 CODE = {"allowed": ["helpers:tiny_data", "helpers:tiny_net"]}
@@ -108,26 +108,26 @@ def test_what_was_refused_was_neither_done_nor_booked(policy, folder, monkeypatc
     for n in range(8):
         ask(settings, folder, run=f"run-{n}")
     before = accounts()
-    monkeypatch.setattr("client_app.work.train_locally", lambda *_: pytest.fail("it trained"))
+    monkeypatch.setattr("client_app.client.train_locally", lambda *_: pytest.fail("it trained"))
     assert "total-epsilon" in ask(settings, folder, run="last")["failure"]["reason"]
     assert accounts() == before
 
 
 def test_the_limit_is_asked_again_before_the_reply_leaves(policy, folder, monkeypatch):
     """Meanwhile another run may have spent what there was."""
-    from client_app import work
+    from client_app import client
 
     limited(policy, 4.0)
     settings = small_settings(**EXAMPLE)
-    trained = work.train_locally
+    trained = client.train_locally
 
     def meanwhile(*args):
-        monkeypatch.setattr("client_app.work.train_locally", trained)
+        monkeypatch.setattr("client_app.client.train_locally", trained)
         for n in range(3):
             ask(settings, folder, run=f"other-{n}")
         return trained(*args)
 
-    monkeypatch.setattr("client_app.work.train_locally", meanwhile)
+    monkeypatch.setattr("client_app.client.train_locally", meanwhile)
     assert "total-epsilon" in ask(settings, folder)["failure"]["reason"]
     assert total() <= 4.0 * (1 + 1e-9)
 

@@ -18,8 +18,8 @@ from helpers import (
 
 from client_app.data import client_data
 from client_app.methods.fediir import FedIIR
-from hfedatm.assembly import build_method, build_model
-from hfedatm.records import record_to_state, state_to_record
+from hfedatm.base.building import build_method, build_model
+from hfedatm.base.records import record_to_state, state_to_record
 from hfedatm.runtime.local import local_stations
 from hfedatm_core import ChannelGraph
 from hfedatm_core.data import batches

@@ -10,9 +10,9 @@ from helpers import SPEC, ask_client, small_settings, tiny_batches, tiny_data, t
 from torch.distributions import Independent, Normal, kl_divergence
 
 from client_app.methods.fedsr import FedSR, GaussianHead, gaussian_kl
-from hfedatm.assembly import build_method, build_model
-from hfedatm.records import record_to_state
-from hfedatm.state import NodeMemory
+from hfedatm.base.building import build_method, build_model
+from hfedatm.base.memory import NodeMemory
+from hfedatm.base.records import record_to_state
 
 
 def fedsr(**params):

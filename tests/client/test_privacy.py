@@ -11,22 +11,22 @@ from flwr.common.config import flatten_dict
 from helpers import ask_client, log_lines, run_small, small_settings, tiny_data, tiny_net
 from torch import nn
 
-from client_app.data import Batches
 from client_app.methods.fedavg import FedAvg
 from client_app.private_training import LOSS_BOUND, private_loss, train_privately
-from hfedatm.assembly import build_method, build_model, example_grams
-from hfedatm.errors import UserError
-from hfedatm.privacy import statement
-from hfedatm.records import record_to_grams, record_to_state
-from hfedatm.results import read_rounds
-from hfedatm.settings import SettingsError, keys
-from hfedatm.state import NodeMemory
+from hfedatm.base.batches import Batches
+from hfedatm.base.building import build_method, build_model, example_grams
+from hfedatm.base.errors import UserError
+from hfedatm.base.memory import NodeMemory
+from hfedatm.base.privacy_settings import statement
+from hfedatm.base.records import record_to_grams, record_to_state
+from hfedatm.base.results import read_rounds
+from hfedatm.base.settings import SettingsError, keys
+from hfedatm.contracts import StationSide
+from hfedatm.runtime.opening import check
 from hfedatm_core import ChannelGraph
 from hfedatm_core.privacy.accounting import Ledger
 from hfedatm_core.privacy.noise import NoiseSource
 from server_app.rules.avg import Avg
-from server_app.rules.base import StationSide
-from server_app.run import check
 
 EXAMPLE = {"privacy.mechanism": "example", "privacy.epsilon": 4.0}
 SEEDED = EXAMPLE | {"privacy.insecure-dp-seed": 3}
@@ -223,7 +223,7 @@ def test_a_refused_client_does_not_train(monkeypatch):
     settings = small_settings(**EXAMPLE)
     for _ in range(2):
         ask(settings)
-    monkeypatch.setattr("client_app.work.train_locally", lambda *_: pytest.fail("it trained"))
+    monkeypatch.setattr("client_app.client.train_locally", lambda *_: pytest.fail("it trained"))
     assert "BudgetExceededError" in ask(settings)["failure"]["reason"]
 
 
@@ -272,7 +272,7 @@ def test_what_was_spent_survives_resume(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("server_app.keeping.round_line", stop)
+        patch.setattr("server_app.after_round.round_line", stop)
         with pytest.raises(KeyboardInterrupt):
             run_small(tmp_path, **EXAMPLE)
     run_small(tmp_path, resume=str(tmp_path / "run"))

@@ -18,13 +18,13 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from torch import nn
 
-import hfedatm.records
+import hfedatm.base.records
 from client_app import secure
 from client_app.app import app as client
 from client_app.data import ClientData
-from hfedatm.privacy import secure_threshold
-from hfedatm.records import Task, record_to_state, state_to_record
-from hfedatm.settings import SettingsError
+from hfedatm.base.privacy_settings import secure_threshold
+from hfedatm.base.records import Task, record_to_state, state_to_record
+from hfedatm.base.settings import SettingsError
 from hfedatm_core.data import Domain
 from hfedatm_core.grams.by_layer import distinct
 from hfedatm_core.privacy.noise import NoiseSource
@@ -119,13 +119,13 @@ class Lab:
         self.patch = monkeypatch
         self.runs = itertools.count()
         # What weights tell of an example is hidden by DP-SGD or not at all.
-        monkeypatch.setattr("client_app.work.train_locally", lambda *_: 0.5)
+        monkeypatch.setattr("client_app.client.train_locally", lambda *_: 0.5)
 
     def ask(self, settings, data: Domain, noise: float, kind: str | None = None) -> Seen:
-        self.patch.setattr("client_app.work.client_data", lambda *_: ClientData(SPEC, data, []))
+        self.patch.setattr("client_app.client.client_data", lambda *_: ClientData(SPEC, data, []))
         self.patch.setattr(NoiseSource, "normal", lambda _, count: np.full(count, noise))
         grams, vectors = [], []
-        pack, flatten = hfedatm.records.grams_to_record, secure.flatten
+        pack, flatten = hfedatm.base.records.grams_to_record, secure.flatten
 
         def note_grams(found, dtype):
             grams.append(found)
@@ -137,7 +137,7 @@ class Lab:
 
         kind = kind or ("measure" if settings.gram_model == "station" else "train")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("hfedatm.records.grams_to_record", note_grams)
+            patch.setattr("hfedatm.base.records.grams_to_record", note_grams)
             patch.setattr("client_app.secure.flatten", note_vector)
             reply = self._reply(settings, kind)
         assert "failure" not in reply, reply["failure"]["reason"]

@@ -6,12 +6,15 @@ import pytest
 import torch
 from helpers import SPEC, ask_client, small_settings, tiny_batches, tiny_data, tiny_net
 
-from client_app.data import Batches, client_data
+from client_app.data import client_data
 from client_app.methods.fedavg import FedAvg
-from client_app.training import Diverged, evaluate, learning_rate, make_optimizer, train_locally
-from hfedatm.assembly import build_method, build_model
-from hfedatm.errors import UserError
-from hfedatm.records import record_to_grams, record_to_state
+from client_app.training import Diverged, make_optimizer, train_locally
+from hfedatm.base.batches import Batches
+from hfedatm.base.building import build_method, build_model
+from hfedatm.base.errors import UserError
+from hfedatm.base.evaluation import evaluate
+from hfedatm.base.records import record_to_grams, record_to_state
+from hfedatm.base.schedule import learning_rate
 from hfedatm_core import collect_grams
 from hfedatm_core.data import Domain
 

@@ -1,40 +1,13 @@
 """Imports inside the mathematics point one way: between modules and between packages."""
 
-import ast
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from import_graph import cycle, imports, sources
 
 import hfedatm_core
 
 ROOT = Path(hfedatm_core.__file__).parent.parent
-
-
-def sources(root: Path, package: str) -> dict[str, str]:
-    """Return the text of every module of a package, by dotted name."""
-    found = {}
-    for file in sorted((root / package).rglob("*.py")):
-        parts = file.relative_to(root).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file.read_text("utf-8")
-    return found
-
-
-def imports(texts: dict[str, str]) -> dict[str, set[str]]:
-    """Return the modules of ``texts`` that each of them imports: late and for types only, too."""
-    graph: dict[str, set[str]] = {}
-    for name, text in texts.items():
-        wanted: set[str] = set()
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Import):
-                wanted |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                assert not node.level, f"{name}: say from where, not how many dots up"
-                whole = node.module or ""
-                dotted = (f"{whole}.{alias.name}" for alias in node.names)
-                wanted |= {one if one in texts else whole for one in dotted}
-        graph[name] = wanted & texts.keys()
-    return graph
 
 
 def by_package(graph: dict[str, set[str]]) -> dict[str, set[str]]:
@@ -47,14 +20,6 @@ def by_package(graph: dict[str, set[str]]) -> dict[str, set[str]]:
     for name, wanted in graph.items():
         packages.setdefault(top(name), set()).update(map(top, wanted))
     return {name: wanted - {name} for name, wanted in packages.items()}
-
-
-def cycle(graph: dict[str, set[str]]) -> list[str]:
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        return list(error.args[1])
-    return []
 
 
 @pytest.mark.parametrize(

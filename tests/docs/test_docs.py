@@ -27,8 +27,8 @@ import hfedatm.runtime.local
 import hfedatm_core.data
 import hfedatm_core.models
 import server_app.rules
+from hfedatm.base.settings import describe, load_presets
 from hfedatm.cli.main import app, typer_app
-from hfedatm.settings import describe, load_presets
 from hfedatm_core.discovery import available
 
 ROOT = Path(__file__).parents[2]
@@ -144,8 +144,11 @@ def hfedatm_command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def check_make(targets: list[str]) -> None:
-    known = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-    assert set(targets) <= set(known)
+    text = (ROOT / "Makefile").read_text()
+    known = re.findall(r"^([a-z-]+):", text, flags=re.MULTILINE)
+    variables = [word.partition("=")[0] for word in targets if "=" in word]
+    assert {word for word in targets if "=" not in word} <= set(known)
+    assert all(f"$({variable})" in text for variable in variables)
 
 
 def check_flwr(arguments: list[str]) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import tomli_w
 
+from hfedatm.base.results import read_rounds
 from hfedatm.deploy import local
 from hfedatm.deploy.processes import Processes
-from hfedatm.results import read_rounds
 
 PATIENCE = 900  # seconds; a busy machine may need them
 

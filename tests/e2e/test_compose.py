@@ -55,9 +55,10 @@ class Stack:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("docker", "configs", "hfedatm_core", "hfedatm", "client_app", "station_app",
-                     "server_app", "pyproject.toml", "README.md", "LICENSE", ".dockerignore",
-                     "docker-compose.yml", "docker-compose.insecure.yml"):  # fmt: skip
+        for name in ("docker", "configs", "hfedatm_files", "hfedatm_core", "hfedatm", "client_app",
+                     "station_app", "server_app", "pyproject.toml", "README.md", "LICENSE",
+                     ".dockerignore", "docker-compose.yml",
+                     "docker-compose.insecure.yml"):  # fmt: skip
             source = ROOT / name
             copy = shutil.copytree if source.is_dir() else shutil.copyfile
             copy(source, folder / name)

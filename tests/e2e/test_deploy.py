@@ -9,7 +9,7 @@ import torch
 from deployment import Deployment, free_ports, wait_until
 from safetensors.torch import load_file
 
-from hfedatm.deploy import certificates, flower, topology
+from hfedatm.deploy import certificates, flower, machines
 from hfedatm.runtime.local import run_locally
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
@@ -78,7 +78,7 @@ def test_what_a_node_has_does_not_start_a_run_or_admit_a_node(deployment, tmp_pa
     name = "station-1" if above == "server" else f"{above}-client-1"
     node = deployment.folder / "secrets" / name
     port = deployment.layout.gateways[above].port
-    topology.write_connections(tmp_path, {"gateway": f"127.0.0.1:{port}"}, str(node / "ca.pem"))
+    machines.write_connections(tmp_path, {"gateway": f"127.0.0.1:{port}"}, str(node / "ca.pem"))
     app = flower.write_app(tmp_path / "app", "server", {"rounds": 1})
     with pytest.raises(flower.FlowerError, match="(?i)403|refused|forbidden|permission|denied"):
         flower.start_run(app, "gateway", tmp_path)

@@ -19,9 +19,9 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from safetensors.torch import load_file
 
+from hfedatm.base.records import Task, state_to_record
+from hfedatm.base.settings import resolve
 from hfedatm.deploy import flower
-from hfedatm.records import Task, state_to_record
-from hfedatm.settings import resolve
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 

@@ -44,7 +44,7 @@ def deployment(tmp_path_factory, faults):
         tmp_path_factory.mktemp("deploy"),
         allowed=["faulty:train"],
         FAULTS=str(faults),
-        PYTHONPATH=str(PLUGINS),
+        PYTHONPATH=os.pathsep.join([str(PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])]),
     )
     try:
         made.up()
@@ -235,8 +235,8 @@ def test_a_message_delivered_twice_is_not_trained_twice(
     deployment, faults, undisturbed, monkeypatch
 ):
     """The station's face gets the same message again: same answer, nobody trains."""
-    from hfedatm.records import Task, layers_to_record, state_to_record
-    from hfedatm.settings import resolve
+    from hfedatm.base.records import Task, layers_to_record, state_to_record
+    from hfedatm.base.settings import resolve
     from station_app.app import client as face
 
     node = next(p for m, _, p in deployment.layout.nodes if m.name == "station-1")

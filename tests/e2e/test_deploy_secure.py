@@ -9,7 +9,7 @@ import torch
 from deployment import Deployment, wait_until
 from safetensors.torch import load_file
 
-from client_app.work import LocalWork
+from client_app.client import LocalWork
 from hfedatm.runtime.local import run_locally
 from hfedatm_core.secagg import SecureClient
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 from helpers import failures_of, last_model
 
-from hfedatm.results import read_rounds
+from hfedatm.base.results import read_rounds
 from hfedatm.runtime.local import run_locally
-from hfedatm.scaffold import write_project
+from hfedatm.starter import write_project
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 

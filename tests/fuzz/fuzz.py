@@ -84,7 +84,7 @@ def keep(target: str, given: Any, number: str) -> str:
     """Keep an input that broke something; one that no file can hold is kept as its seed."""
     from flwr.app import RecordDict
 
-    from hfedatm.handover import recordfile
+    from hfedatm.base.handover import recordfile
 
     slug = re.sub(r"\W+", "-", target)
     CASES.mkdir(exist_ok=True)
@@ -102,7 +102,7 @@ def keep(target: str, given: Any, number: str) -> str:
 
 def kept_cases(targets: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield name, target and input of everything that ever broke something."""
-    from hfedatm.handover import recordfile
+    from hfedatm.base.handover import recordfile
 
     slugs = {re.sub(r"\W+", "-", name): target for name, target in targets.items()}
     for path in sorted(CASES.glob("*--*")):

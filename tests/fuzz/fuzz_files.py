@@ -21,16 +21,16 @@ from helpers import run_small
 from rich.console import Console
 from safetensors.torch import save
 
+from hfedatm.base.errors import UserError
+from hfedatm.base.handover import parcel, recordfile
+from hfedatm.base.handover.service import do
+from hfedatm.base.handover.spool import HandoverError, Job
+from hfedatm.base.memory import NodeMemory
+from hfedatm.base.results import RunFolder
 from hfedatm.cli.compare import describe as compared
 from hfedatm.cli.watch import describe, view
-from hfedatm.errors import UserError
-from hfedatm.handover import parcel, recordfile
-from hfedatm.handover.service import do
-from hfedatm.handover.spool import HandoverError, Job
 from hfedatm.report import render
-from hfedatm.results import RunFolder
 from hfedatm.runs import read_run
-from hfedatm.state import NodeMemory
 
 HONEST = recordfile.to_bytes(trained(0, "model", "grams", "failures"))
 

@@ -7,6 +7,7 @@ is; then the station is lost for the round, which is all that it may be.
 
 from __future__ import annotations
 
+import secrets
 from random import Random
 from typing import Any
 
@@ -17,7 +18,7 @@ from fuzz_targets import HOSTILE, Target
 from helpers import small_settings, tiny_data, tiny_net
 
 from client_app.app import app as client_app
-from hfedatm.records import Task, layers_to_record, record_to_failures, state_to_record
+from hfedatm.base.records import Task, layers_to_record, record_to_failures, state_to_record
 from hfedatm.runtime.in_process import InProcessGrid
 from station_app.station import run_station
 from station_app.strategy import TooFewClients
@@ -43,7 +44,6 @@ class SecureStage:
         )  # fmt: skip
         torch.manual_seed(0)
         self._model = state_to_record(tiny_net(tiny_data().spec, width=4).state_dict())
-        self._round = 0
         found = self._run(lambda content: content)
         assert not record_to_failures(found["failures"]), "the honest are refused"
 
@@ -70,10 +70,9 @@ class SecureStage:
                 return Message(change(reply.content), reply_to=message)
             return reply
 
-        self._round += 1
-        # of its own run: a step is summed once, whoever asks
-        run = f"fuzz-{self._stage}"
-        task = Task("train", self._settings, self._round, station=0, run=run)
+        # A client takes part in one sum of a step, so that each try is a step of its own.
+        run = f"fuzz-{secrets.token_hex(8)}"
+        task = Task("train", self._settings, 1, station=0, run=run)
         content = RecordDict(
             {
                 "task": task.to_record(),

@@ -20,16 +20,16 @@ from helpers import small_settings
 from torch import nn
 
 from client_app.app import app as client_app
-from hfedatm.assembly import build_method, build_rule
-from hfedatm.records import (
+from hfedatm.base.building import build_method, build_rule
+from hfedatm.base.records import (
     Task,
     grams_to_record,
     layers_to_record,
     record_to_failures,
     state_to_record,
 )
+from hfedatm.base.streaming import StreamingGrid
 from hfedatm.runtime.roster import Roster
-from hfedatm.runtime.streaming import StreamingGrid
 from hfedatm_core import ChannelGraph, FactorGram, Gram
 from server_app.strategy import HFedATMStrategy
 from station_app.station import run_station

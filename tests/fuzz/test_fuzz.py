@@ -10,8 +10,8 @@ from flwr.app import Message, MetricRecord, RecordDict
 from fuzz_mutations import spoil
 from helpers import small_settings
 
-from hfedatm.records import state_to_record
-from hfedatm.wire import Expected, read_update
+from hfedatm.base.records import state_to_record
+from hfedatm.base.wire import Expected, read_update
 
 MUTATIONS = 3000
 

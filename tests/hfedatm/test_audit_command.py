@@ -5,11 +5,11 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from hfedatm.assembly import build_method, build_model, load_data
+from hfedatm.base.building import build_method, build_model, load_data
+from hfedatm.base.errors import UserError
+from hfedatm.base.settings import resolve
 from hfedatm.cli.audit import attack, draw
 from hfedatm.cli.main import typer_app
-from hfedatm.errors import UserError
-from hfedatm.settings import resolve
 
 DIGITS = {"dataset": "digits", "model": "lenet5", "local-epochs": 5, "gram-min-rows": 8}
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from helpers import SMALL, small_settings
 
-from hfedatm.errors import UserError
+from hfedatm.base.errors import UserError
 from hfedatm.preflight import examine, gram_bytes
 from hfedatm.runs import read_run
 

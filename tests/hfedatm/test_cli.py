@@ -7,9 +7,9 @@ import pytest
 from helpers import SMALL
 from typer.testing import CliRunner
 
+from hfedatm.base.settings import SettingsError, keys
 from hfedatm.cli.main import app, typer_app
 from hfedatm.cli.run import read_settings
-from hfedatm.settings import SettingsError, keys
 
 ARGUMENTS = [f"{key}={value}" for key, value in (SMALL | {"rounds": 1}).items()]
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hfedatm.base.errors import UserError
+from hfedatm.base.trust.policy import Policy
 from hfedatm.deploy import certificates
-from hfedatm.deploy.compose import FILES, Layout, write_compose, write_policies, write_secrets
-from hfedatm.errors import UserError
-from hfedatm.trust.policy import Policy
+from hfedatm.deploy.compose import FILES, Deployment, write_compose, write_policies, write_secrets
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,12 +18,12 @@ def services(folder):
 
 
 def test_the_repository_has_what_scaffold_writes(tmp_path):
-    write_compose(tmp_path, Layout(2, 2))
+    write_compose(tmp_path, Deployment(2, 2))
     for name in FILES:
         assert (tmp_path / name).read_text() == (ROOT / name).read_text(), f"run scaffold: {name}"
 
 
-@pytest.mark.parametrize("layout", [Layout(1, 1), Layout(2, 2), Layout(3, 5)])
+@pytest.mark.parametrize("layout", [Deployment(1, 1), Deployment(2, 2), Deployment(3, 5)])
 def test_networks_keep_the_tiers_apart(tmp_path, layout):
     write_compose(tmp_path, layout)
     found = services(tmp_path)
@@ -42,7 +42,7 @@ def test_networks_keep_the_tiers_apart(tmp_path, layout):
 
 
 def test_every_container_is_confined(tmp_path):
-    write_compose(tmp_path, Layout(2, 1))
+    write_compose(tmp_path, Deployment(2, 1))
     for name, service in services(tmp_path).items():
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"]
@@ -53,20 +53,20 @@ def test_every_container_is_confined(tmp_path):
 
 
 def test_partitions_are_numbered_station_by_station(tmp_path):
-    write_compose(tmp_path, Layout(2, 3))
+    write_compose(tmp_path, Deployment(2, 3))
     commands = {n: s["command"] for n, s in services(tmp_path).items() if "-client-" in n}
     assert [command[-1] for command in commands.values()] == [f"partition-id={i}" for i in range(6)]
 
 
 def test_plain_text_is_only_in_the_override(tmp_path):
-    write_compose(tmp_path, Layout(2, 2))
+    write_compose(tmp_path, Deployment(2, 2))
     assert "INSECURE" not in (tmp_path / "docker-compose.yml").read_text()
     override = yaml.safe_load((tmp_path / "docker-compose.insecure.yml").read_text())
-    assert list(override["services"]) == Layout(2, 2).services
+    assert list(override["services"]) == Deployment(2, 2).services
 
 
 def test_gpus_are_reserved_for_every_client_and_nobody_else(tmp_path):
-    layout = Layout(2, 3)
+    layout = Deployment(2, 3)
     write_compose(tmp_path, layout)
     override = yaml.safe_load((tmp_path / "docker-compose.gpu.yml").read_text())["services"]
     reserving = {name for name, service in override.items() if "deploy" in service}
@@ -77,7 +77,7 @@ def test_gpus_are_reserved_for_every_client_and_nobody_else(tmp_path):
 
 
 def test_one_machines_part(tmp_path):
-    layout = Layout(2, 1, host="fl.example.org", port=443, only="station-2")
+    layout = Deployment(2, 1, host="fl.example.org", port=443, only="station-2")
     write_compose(tmp_path, layout)
     found = services(tmp_path)
     assert list(found) == [
@@ -90,11 +90,11 @@ def test_one_machines_part(tmp_path):
     assert "build" in found["station-2"]
     assert "server-gateway" not in found["station-2-node"]["depends_on"]
     with pytest.raises(UserError, match="only: got 'station-9'"):
-        write_compose(tmp_path, Layout(2, 1, only="station-9"))
+        write_compose(tmp_path, Deployment(2, 1, only="station-9"))
 
 
 def test_every_machine_has_the_policy_of_its_owner_and_no_other(tmp_path):
-    layout = Layout(2, 1)
+    layout = Deployment(2, 1)
     write_compose(tmp_path, layout)
     write_policies(tmp_path / "policies", layout)
     for name, service in services(tmp_path).items():
@@ -108,7 +108,7 @@ def test_every_machine_has_the_policy_of_its_owner_and_no_other(tmp_path):
 
 
 def test_a_policy_that_is_there_stays(tmp_path):
-    layout = Layout(1, 1, only="station-1")
+    layout = Deployment(1, 1, only="station-1")
     files = write_policies(tmp_path, layout)
     assert [f.name for f in files] == ["station-1.toml", "station-1-client-1.toml"]
     files[1].write_text("[limits]\nepochs = 1\n")
@@ -117,9 +117,9 @@ def test_a_policy_that_is_there_stays(tmp_path):
 
 
 def test_secrets_stay_when_a_station_is_added(tmp_path):
-    write_secrets(tmp_path, Layout(1, 1))
+    write_secrets(tmp_path, Deployment(1, 1))
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    write_secrets(tmp_path, Layout(2, 2))
+    write_secrets(tmp_path, Deployment(2, 2))
     assert all(path.read_bytes() == content for path, content in before.items())
     assert {p.stem for p in (tmp_path / "server/nodes").iterdir()} == {"station-1", "station-2"}
     assert not (tmp_path / "server/node").exists()
@@ -127,13 +127,13 @@ def test_secrets_stay_when_a_station_is_added(tmp_path):
 
 
 def test_a_station_that_is_taken_out_is_not_enrolled_at_a_new_link(tmp_path):
-    write_secrets(tmp_path, Layout(2, 1))
-    write_secrets(tmp_path, Layout(1, 1))
+    write_secrets(tmp_path, Deployment(2, 1))
+    write_secrets(tmp_path, Deployment(1, 1))
     assert {p.stem for p in (tmp_path / "server/nodes").iterdir()} == {"station-1"}
 
 
 def test_another_host_name_gets_into_the_certificate(tmp_path):
-    write_secrets(tmp_path, Layout(1, 1))
-    write_secrets(tmp_path, Layout(1, 1, host="fl.example.org"))
+    write_secrets(tmp_path, Deployment(1, 1))
+    write_secrets(tmp_path, Deployment(1, 1, host="fl.example.org"))
     assert "fl.example.org" in certificates.hosts_of(tmp_path / "server/link.pem")
     assert "fl.example.org" not in certificates.hosts_of(tmp_path / "station-1/link.pem")

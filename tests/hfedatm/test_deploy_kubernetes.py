@@ -8,7 +8,7 @@ import pytest
 import yaml
 from flwr.supercore.superexec.executor.kubernetes_executor import KubernetesExecutorConfig
 
-from hfedatm.trust.policy import Policy
+from hfedatm.base.trust.policy import Policy
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 

@@ -37,8 +37,10 @@ def node(tmp_path):
     (modules / "sitecustomize.py").write_text("import replaced\n")
     home = tmp_path / "a home whose path is longer than the address of a socket may be" / ("x" * 60)
     home.mkdir(parents=True)
+    places = [str(modules), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = flower.environment(home) | {
-        prefork.PRELOAD: "marker", "DONE": str(tmp_path / "done"), "PYTHONPATH": str(modules),
+        prefork.PRELOAD: "marker", "DONE": str(tmp_path / "done"),
+        "PYTHONPATH": os.pathsep.join(places),
     }  # fmt: skip
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process, environment, tmp_path / "done"
@@ -114,6 +116,37 @@ def test_without_such_a_process_the_command_does_it_itself(node):
     pid, parent, preloaded = message(node)
     assert not preloaded
     assert not workers(node[1])
+
+
+ENDS = """
+import gc, os, subprocess, sys
+import psutil
+from hfedatm.deploy import prefork
+
+os.chdir(sys.argv[1])
+with subprocess.Popen(["sleep", "600"]) as process:
+    node = psutil.Process(process.pid)
+    freeze = gc.freeze
+
+    def freeze_and_end():
+        freeze()
+        print(gc.get_freeze_count() > 0)
+        process.kill()
+
+    gc.freeze = freeze_and_end
+    prefork.serve(node)
+print(gc.get_freeze_count())
+"""
+
+
+def test_a_process_that_ends_leaves_nothing_frozen(tmp_path):
+    """What is frozen is not collected when Python ends, and some libraries then complain."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, str(tmp_path)],
+        env=os.environ | {prefork.PRELOAD: "json"},
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout.split() == ["True", "0"]
 
 
 def test_the_command_answers_where_there_is_no_node():

@@ -9,13 +9,13 @@ from helpers import small_settings, tiny_data
 from safetensors.torch import load_file
 
 import hfedatm.exporting as exporting
-from client_app.data import Batches
-from client_app.training import evaluate
-from hfedatm.assembly import build_method, build_model
-from hfedatm.errors import UserError
+from hfedatm.base.batches import Batches
+from hfedatm.base.building import build_method, build_model
+from hfedatm.base.errors import UserError
+from hfedatm.base.evaluation import evaluate
+from hfedatm.base.settings import Settings
 from hfedatm.exporting import export_run
 from hfedatm.runs import read_run
-from hfedatm.settings import Settings
 
 
 def test_the_exported_model_is_as_good_as_the_run_says(results, tmp_path):

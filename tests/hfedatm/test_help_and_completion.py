@@ -10,8 +10,8 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+from hfedatm.base.settings import keys, load_presets
 from hfedatm.cli.main import typer_app
-from hfedatm.settings import keys, load_presets
 
 COMMANDS = typer.main.get_command(typer_app).commands
 NESTED = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hfedatm.settings import keys, resolve
+from hfedatm.base.settings import keys, resolve
 
 BIN = Path(sys.executable).parent
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from helpers import SMALL, run_small
 
+from hfedatm.base.settings import Settings, keys
 from hfedatm.cli.main import app
-from hfedatm.settings import Settings, keys
 
 PROPERTIES = Settings.model_json_schema(by_alias=True)["properties"]
 BY_TYPE = {
@@ -20,9 +20,9 @@ BY_TYPE = {
 PLUGINS = {
     "model": "build(spec, **params) -> torch.nn.Module",
     "dataset": "load(data_dir, **params) -> DomainData",
-    "client-method": "must be a subclass of client_app.methods.base.Method",
-    "server-rule": "must be a subclass of server_app.rules.base.Rule",
-    "track": "must be a subclass of hfedatm.tracking.base.Tracker",
+    "client-method": "must be a subclass of hfedatm.contracts.method.Method",
+    "server-rule": "must be a subclass of hfedatm.contracts.rule.Rule",
+    "track": "must be a subclass of hfedatm.contracts.tracker.Tracker",
     "train-fn": "train(model, batches, received, settings)",
 }
 FREE_TEXT = {
@@ -150,7 +150,7 @@ def test_a_file_of_settings_in_another_encoding(fails, tmp_path):
 def test_the_table_of_presets(refused, tmp_path, monkeypatch, text, cure):
     table = tmp_path / "master-table.yaml"
     table.write_text(text)
-    monkeypatch.setattr("hfedatm.settings._table_path", lambda: table)
+    monkeypatch.setattr("hfedatm.base.settings._table_path", lambda: table)
     assert cure in refused()
 
 
@@ -275,7 +275,7 @@ PLUGIN = """
 import math, torch
 from torch import nn
 from dataclasses import dataclass
-from client_app.methods.base import Method
+from hfedatm.contracts import Method
 from server_app.rules.avg import Avg
 from helpers import tiny_data, tiny_net
 

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from hfedatm.errors import UserError
+from hfedatm.base.errors import UserError
 from hfedatm.report import render, write_report
 from hfedatm.runs import read_run
 

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from hfedatm.base.errors import UserError
 from hfedatm.cli.main import typer_app
-from hfedatm.errors import UserError
 from hfedatm.reproduce import runner, tables
 from hfedatm.reproduce.cells import Cell, Store
 from hfedatm.reproduce.results import overhead, panels, paper_values, per_round

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hfedatm.errors import UserError
+from hfedatm.base.errors import UserError
 from hfedatm.reproduce.runfile import append_run, read_runs
 
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from hfedatm.errors import UserError
-from hfedatm.results import read_rounds
-from hfedatm.roundlines import BadLine, read_line
+from hfedatm.base.errors import UserError
+from hfedatm.base.results import read_rounds
+from hfedatm.base.roundlines import BadLine, read_line
 
 LINE = {
     "round": 1,

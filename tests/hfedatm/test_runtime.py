@@ -12,13 +12,13 @@ from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError
 from helpers import Saboteur
 
-from hfedatm.errors import UserError
-from hfedatm.handover.parcel import by_parcel
+from hfedatm.base.errors import UserError
+from hfedatm.base.handover.parcel import by_parcel
+from hfedatm.base.streaming import NO_REPLY, StreamingGrid
 from hfedatm.runtime.in_process import InProcessGrid
 from hfedatm.runtime.mapped import MappedGrid
 from hfedatm.runtime.roster import LiveGrid, Roster
 from hfedatm.runtime.stations import LocalStationsGrid
-from hfedatm.runtime.streaming import NO_REPLY, StreamingGrid
 
 
 def text(value):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hfedatm.errors import UserError
+from hfedatm.base.errors import UserError
 from hfedatm.runs import GRACE, newest_run, read_run
 
 

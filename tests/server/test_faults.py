@@ -22,12 +22,11 @@ from helpers import (
 
 import hfedatm.runtime.in_process as in_process
 import hfedatm.runtime.local as local
-from client_app.methods.base import Method
-from hfedatm.errors import UserError
-from hfedatm.records import grams_to_record, record_to_state, state_to_record
-from hfedatm.results import read_rounds
+from hfedatm.base.errors import UserError
+from hfedatm.base.records import grams_to_record, record_to_state, state_to_record
+from hfedatm.base.results import read_rounds
+from hfedatm.contracts import Method, Rule
 from hfedatm_core import FactorGram, Gram, merge
-from server_app.rules.base import Rule
 
 GUILTY = 1  # of the clients 0 and 1 of station 0
 

@@ -8,11 +8,11 @@ from helpers import SPEC, run_small, small_settings, tiny_net
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hfedatm.assembly import build_method, build_rule
-from hfedatm.errors import UserError
-from hfedatm.results import read_rounds
+from hfedatm.base.building import build_method, build_rule
+from hfedatm.base.errors import UserError
+from hfedatm.base.results import read_rounds
+from hfedatm.contracts import Situation
 from hfedatm_core import ChannelGraph, Update
-from server_app.rules.base import Situation
 from server_app.rules.fedrc import (
     PREFIX,
     FedRC,

@@ -12,10 +12,10 @@ from helpers import (
 )
 
 import hfedatm.runtime.local as local
-from hfedatm.assembly import build_rule
-from hfedatm.errors import UserError
-from hfedatm.results import RunFolder, read_rounds
-from hfedatm.settings import resolve
+from hfedatm.base.building import build_rule
+from hfedatm.base.errors import UserError
+from hfedatm.base.results import RunFolder, read_rounds
+from hfedatm.base.settings import resolve
 
 
 def rule_of(params: str, name: str = "hfedatm"):
@@ -123,7 +123,7 @@ def test_momentum_moves_on_in_the_direction_of_the_last_step(tmp_path):
 
 
 def tiny_net_state():
-    from hfedatm.assembly import build_method, build_model, load_data
+    from hfedatm.base.building import build_method, build_model, load_data
 
     settings = small_settings()
     return build_model(settings, load_data(settings).spec, build_method(settings)).state_dict()
@@ -191,7 +191,7 @@ def test_stations_start_from_models_of_their_own_in_round_1_only(tmp_path, monke
     run_station = local.run_station
 
     def watch(grid, content):
-        from hfedatm.records import Task, record_to_state
+        from hfedatm.base.records import Task, record_to_state
 
         task = Task.from_record(content["task"])
         if task.kind == "train":

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import ask_client, last_model, run_small, small_settings, tiny_data, tiny_net
 
-from hfedatm.records import record_to_state
+from hfedatm.base.records import record_to_state
 
 # Final model of `run_small`: digest of its bytes, and the Euclidean norm of all its weights.
 RUNS = {
@@ -21,7 +21,8 @@ RUNS = {
     ),
     "fedrc": ({"server_rule": "fedrc"}, "f44fa68e4f09da4c", 2.89203879),
     "mtgc": ({"server_rule": "mtgc"}, "967b2e485aa8ad6e", 2.89201007),
-    "fediir": ({"client_method": "fediir"}, "99efe662cf6b8fe1", 2.89557856),
+    # Two clients are their own median: what one shares would be cut back.
+    "fediir": ({"client_method": "fediir", "bound_factor": 0}, "99efe662cf6b8fe1", 2.89557856),
     "avg": ({"server_rule": "avg"}, "abe93de63f6af58f", 2.89203879),
 }
 THIS_PROCESSOR = "dd2ef71eebfa4491"

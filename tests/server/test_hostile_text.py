@@ -9,10 +9,10 @@ from rich.console import Console
 
 import hfedatm.runtime.local as local
 import hfedatm.runtime.stations as stations
+from hfedatm.base.results import read_rounds
 from hfedatm.cli.compare import _show, describe
 from hfedatm.cli.watch import view
 from hfedatm.report import render
-from hfedatm.results import read_rounds
 from hfedatm.runs import read_run
 
 FORGED = "ill\nround   9/9 | stations 2/2 | clients 4 | loss 0.000 | source 100.0 %"

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client_app.methods.fedavg import FedAvg
-from hfedatm.assembly import build_rule
-from hfedatm.errors import UserError
-from hfedatm.results import read_rounds
-from hfedatm.state import NodeMemory
+from hfedatm.base.building import build_rule
+from hfedatm.base.errors import UserError
+from hfedatm.base.memory import NodeMemory
+from hfedatm.base.results import read_rounds
 from server_app.rules.mtgc import PREFIX, Corrected, distance
 
 # Three clients per station and a fraction of examples that no batch size divides: clients differ in
@@ -169,7 +169,7 @@ def test_works_around_a_method_with_memory_and_sharing_of_its_own(tmp_path):
 
 def test_resumed_run_equals_the_uninterrupted_one(tmp_path, monkeypatch):
     import hfedatm.runtime.local as local
-    from hfedatm.results import RunFolder
+    from hfedatm.base.results import RunFolder
 
     whole = run_small(tmp_path, "whole", server_rule="mtgc", rounds=3)
     save = RunFolder.save_round

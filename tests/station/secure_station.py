@@ -4,8 +4,8 @@ from flwr.app import ConfigRecord, Error, Message
 from helpers import small_settings, tiny_data
 
 from client_app.app import app as client_app
-from hfedatm.assembly import build_method, build_model, example_grams
-from hfedatm.records import Task, record_to_state, state_to_record
+from hfedatm.base.building import build_method, build_model, example_grams
+from hfedatm.base.records import Task, record_to_state, state_to_record
 from hfedatm.runtime.in_process import InProcessGrid
 from station_app.secure import gather_securely
 from station_app.strategy import StationStrategy

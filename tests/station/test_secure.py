@@ -18,10 +18,10 @@ from secure_station import (
 )
 
 from client_app.app import app as client_app
-from hfedatm.records import Task, record_to_grams, record_to_state, state_to_record
-from hfedatm.results import read_rounds
+from hfedatm.base.masked_reply import flatten, mean_reply
+from hfedatm.base.records import Task, record_to_grams, record_to_state, state_to_record
+from hfedatm.base.results import read_rounds
 from hfedatm.runtime.in_process import InProcessGrid
-from hfedatm.secure import flatten, mean_reply
 from hfedatm_core.secagg import FixedPoint
 from station_app.strategy import TooFewClients
 
@@ -104,7 +104,7 @@ def test_a_run_that_was_stopped_goes_on_although_its_clients_answered_already(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("server_app.keeping.round_line", stop)
+        patch.setattr("server_app.after_round.round_line", stop)
         with pytest.raises(KeyboardInterrupt):
             run_small(tmp_path, "stopped", **given)
     run_small(tmp_path, "stopped", resume=str(tmp_path / "stopped"), **given)

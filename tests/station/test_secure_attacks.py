@@ -14,11 +14,11 @@ from secure_station import CLIENTS, SECURE, Spied, gather, model_and_layers, sil
 
 from client_app.app import app as client_app
 from client_app.secure import Start
+from hfedatm.base.records import Task, state_to_record
+from hfedatm.base.trust import enrolment
+from hfedatm.base.trust.enrolment import Identity
 from hfedatm.deploy import certificates
-from hfedatm.records import Task, state_to_record
 from hfedatm.runtime.in_process import InProcessGrid
-from hfedatm.trust import enrolment
-from hfedatm.trust.enrolment import Identity
 from hfedatm_core.secagg import SecureAggregationError, SecureClient
 from hfedatm_core.secagg.directory import Directory
 from hfedatm_core.secagg.messages import dump
@@ -288,7 +288,7 @@ def identities(tmp_path, monkeypatch):
     monkeypatch.setattr(Identity, "load", lambda: found.current())
     monkeypatch.setattr(enrolment, "_own_authority", (folder / "ca.pem").read_bytes)
     # tasks are signed in a deployment, which is not what is tried here
-    monkeypatch.setattr("hfedatm.trust.origin.Verifier.load", lambda: None)
+    monkeypatch.setattr("hfedatm.base.trust.origin.Verifier.load", lambda: None)
     return found
 
 

@@ -12,9 +12,9 @@ from helpers import SPEC, last_model, run_small, small_settings, tiny_net
 from secure_station import CLIENTS, PLAIN, UNBOUNDED, Spied, gather, silent
 from torch import nn
 
-from hfedatm.errors import UserError
-from hfedatm.records import BadReply
-from hfedatm.secure import Layout, check_range, flatten, mean_reply, read_groups
+from hfedatm.base.errors import UserError
+from hfedatm.base.masked_reply import ReplyLayout, check_range, flatten, mean_reply, read_groups
+from hfedatm.base.records import BadReply
 from hfedatm_core.secagg import FixedPoint
 from station_app.strategy import TooFewClients
 
@@ -207,7 +207,7 @@ def test_the_layout_of_most_decides_and_not_that_of_the_first():
 
     def otherwise(message, reply):
         arrays = [("model", n, "float32", tuple(v.shape)) for n, v in sorted(STATE.items())]
-        honest = Layout(("loss",), tuple(arrays), ((("4",), 36), (("6",), 16)))
+        honest = ReplyLayout(("loss",), tuple(arrays), ((("4",), 36), (("6",), 16)))
         assert honest.digest == reply.content["layout"]["digest"]
         other = replace(honest, grams=honest.grams[::-1])
         return saying(layout=other.to_record())(message, reply)
@@ -221,12 +221,12 @@ def test_the_layout_of_most_decides_and_not_that_of_the_first():
 def test_layouts_follow_from_what_was_asked_for():
     layers = {"q": 4, "k": 4, "out": 8}
     arrays = {"w": torch.zeros(2, 3), "n": torch.zeros((), dtype=torch.int64)}
-    made = Layout.expected(["loss"], "model", arrays, layers, (("q", "k"), ("out",)))
+    made = ReplyLayout.expected(["loss"], "model", arrays, layers, (("q", "k"), ("out",)))
     assert made.size == 1 + 1 + (6 + 1) + 1 + 10 + 36
     assert made.arrays[0] == ("model", "n", "int64", ())
     for groups in ((("q",), ("out",)), (("q", "k"), ("out", "q")), (("q", "out"), ("k",)), ()):
         with pytest.raises(BadReply):
-            Layout.expected(["loss"], "model", arrays, layers, groups)
+            ReplyLayout.expected(["loss"], "model", arrays, layers, groups)
     with pytest.raises(BadReply):
         read_groups(ConfigRecord({"groups": "[[]]", "digest": ""}))
 
@@ -280,7 +280,7 @@ def test_a_number_without_room_is_named_before_keys_leave():
 
 
 def test_a_spoilt_sum_is_noticed_by_its_counts():
-    layout = Layout(("loss",), (("model", "n", "uint8", (1,)),), ((("a",), 1),))
+    layout = ReplyLayout(("loss",), (("model", "n", "uint8", (1,)),), ((("a",), 1),))
     sound = np.array([10.0, 5.0, 10 * 3 * 2.0**-24, 2.0, 1.0])
     reply = mean_reply(layout, sound, 2)
     assert reply["metrics"]["num-examples"] == 10

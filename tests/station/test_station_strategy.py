@@ -9,8 +9,8 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from helpers import ask_client, small_settings, tiny_data
 
-from hfedatm.assembly import build_method, build_model
-from hfedatm.records import (
+from hfedatm.base.building import build_method, build_model
+from hfedatm.base.records import (
     Task,
     grams_to_record,
     layers_to_record,
@@ -19,7 +19,7 @@ from hfedatm.records import (
     record_to_state,
     state_to_record,
 )
-from hfedatm.runtime.streaming import StreamingGrid
+from hfedatm.base.streaming import StreamingGrid
 from hfedatm_core import Gram
 from hfedatm_core.robust import held
 from station_app.station import run_station

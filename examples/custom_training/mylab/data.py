@@ -3,7 +3,7 @@
 import torch
 from sklearn.datasets import load_digits
 
-from hfedatm_core.data import DataSpec, Domain, DomainData
+from hfedatm.contracts import DataSpec, Domain, DomainData
 
 
 def load(data_dir: str | None = None, noise: float = 0.3) -> DomainData:

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from client_app.methods.base import Method
-from hfedatm_core import forward
-from hfedatm_core.data import Inputs
+from hfedatm.contracts import Inputs, Method, forward
 
 
 @dataclass

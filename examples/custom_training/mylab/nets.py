@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from hfedatm_core.data import DataSpec
+from hfedatm.contracts import DataSpec
 
 
 def build(spec: DataSpec, width: int = 32) -> nn.Module:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hfedatm_core import Merged, MergeReport, Update
-from server_app.rules.base import Rule, Situation
+from hfedatm.contracts import Merged, MergeReport, Rule, Situation, Update
 
 
 @dataclass

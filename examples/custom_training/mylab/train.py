@@ -6,9 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hfedatm.settings import Settings
-from hfedatm_core import forward
-from hfedatm_core.data import Batch
+from hfedatm.contracts import Batch, Settings, forward
 
 
 def train(

@@ -32,6 +32,10 @@ class RobustRule(ABC):
 
     liars: int = 1
 
+    def expected(self, updates: BoundedUpdates) -> int:
+        """Return how many hostile updates may still be among these: some are left out already."""
+        return max(0, self.liars - updates.left_out)
+
     @abstractmethod
     def admit(self, updates: BoundedUpdates) -> Iterable[Update]:
         """Return what enters the merge; ``updates`` are already within the bounds."""
@@ -69,11 +73,10 @@ def ranges(updates: BoundedUpdates, trimmed: int) -> tuple[State, State]:
             if 2 * trimmed < count - 1:
                 ends[:, part] = ordered[[trimmed, count - 1 - trimmed]]
             else:
-                middle = ordered[[(count - 1) // 2, count // 2]]
-                ends[:, part] = (
-                    torch.lerp(middle[0], middle[1], 0.5)
-                    if start.is_floating_point()
-                    else middle[0]
-                )
+                low_middle, high_middle = ordered[(count - 1) // 2], ordered[count // 2]
+                if start.is_floating_point():  # halves first: their sum does not overflow
+                    ends[:, part] = low_middle * 0.5 + high_middle * 0.5
+                else:
+                    ends[:, part] = low_middle
         low[name], high[name] = ends.view(2, *start.shape)
     return low, high

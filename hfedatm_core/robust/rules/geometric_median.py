@@ -1,7 +1,8 @@
 """Geometric median (Pillutla et al., 2022): the point with the smallest summed distance to all.
 
 Weiszfeld's iteration gives it as a mean in which an update counts the less the further it lies
-away. The weights are what is kept of it: every update enters with its share.
+away. The weights are what is kept of it: every update enters with its share. Every update has one
+vote, whatever it claims: weighted by claims, one of three or four would be half of all.
 """
 
 from __future__ import annotations
@@ -27,25 +28,21 @@ class GeometricMedian(RobustRule):
         """Give every update its share."""
         if len(updates) < 3:
             return updates
-        shares = weiszfeld(products(updates), updates.claims()).tolist()
-        pairs = zip(updates, shares, strict=True)
+        claims = updates.claims()  # by which the mean will weigh: here they cancel
+        shares = weiszfeld(products(updates)) * claims.min() / claims
+        pairs = zip(updates, shares.tolist(), strict=True)
         return (replace(update, share=update.share * share) for update, share in pairs)
 
 
-def weiszfeld(products: Tensor, weights: Tensor) -> Tensor:
-    """Return ``1 / ‖u_k − z‖`` at the weighted geometric median ``z``, the largest being 1.
+def weiszfeld(products: Tensor) -> Tensor:
+    """Return ``1 / ‖u_k − z‖`` at the geometric median ``z``, the largest being 1.
 
-    Parameters
-    ----------
-    products
-        Inner products of the updates' moves: all that the distances to a mean of them need.
-    weights
-        How much each distance counts.
+    The inner products of the updates' moves are all that the distances to a mean of them need.
     """
     own = products.diagonal()
     shares = torch.ones_like(own)
     for _ in range(ITERATIONS):
-        mean = weights * shares / (weights * shares).sum()
+        mean = shares / shares.sum()
         squares = (own - 2 * products @ mean + mean @ products @ mean).clamp(min=0)
         # An update at the median itself would weigh infinitely much.
         floor = 1e-3 * float(squares.median()) or 1e-12 * float(own.max()) or 1.0

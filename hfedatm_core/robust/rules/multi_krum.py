@@ -22,10 +22,11 @@ class MultiKrum(RobustRule):
 
     def admit(self, updates: BoundedUpdates) -> Iterable[Update]:
         """Leave the outermost updates out."""
-        if len(updates) < 3 or self.liars == 0:
+        liars = self.expected(updates)
+        if len(updates) < 3 or liars == 0:
             return updates
-        scores = krum_scores(products(updates), self.liars)
-        count = max(1, len(updates) - self.liars)
+        scores = krum_scores(products(updates), liars)
+        count = max(1, len(updates) - liars)
         worst = float(scores.sort().values[count - 1])
         chosen = scores <= worst * (1 + 1e-9)
         return (update for update, keep in zip(updates, chosen.tolist(), strict=True) if keep)

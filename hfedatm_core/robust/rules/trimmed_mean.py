@@ -21,12 +21,13 @@ class TrimmedMean(RobustRule):
 
     def admit(self, updates: BoundedUpdates) -> Iterable[Update]:
         """Clamp the updates."""
-        if len(updates) < 3 or self.liars == 0:
+        liars = self.expected(updates)
+        if len(updates) < 3 or liars == 0:
             return updates
-        return self._clamped(updates)
+        return self._clamped(updates, liars)
 
-    def _clamped(self, updates: BoundedUpdates) -> Iterator[Update]:
-        low, high = ranges(updates, self.liars)
+    def _clamped(self, updates: BoundedUpdates, liars: int) -> Iterator[Update]:
+        low, high = ranges(updates, liars)
         for update in updates:
             state = {n: value.clamp(low[n], high[n]) for n, value in update.state.items()}
             yield replace(update, state=state)

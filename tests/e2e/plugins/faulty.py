@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from flwr.app import Array
 
-import hfedatm.records
+import hfedatm.base.records
 
 
 def machine() -> str:
@@ -29,7 +29,7 @@ def train(model, batches, received, settings):
         while (faults / f"pause-{machine()}").exists():
             time.sleep(0.1)
     if _once(faults / f"hostile-{machine()}"):
-        hfedatm.records.write_array = _hostile
+        hfedatm.base.records.write_array = _hostile
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr)
     for inputs, targets in batches:
         loss = torch.nn.functional.cross_entropy(model(inputs), targets)

@@ -1,0 +1,206 @@
+"""What a client does with one message: build, train, measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ArrayRecord, Context, RecordDict
+
+from client_app.data import client_data, data_identity
+from client_app.secure import Start, withhold
+from client_app.training import torch_threads, train_locally
+from hfedatm.base.batches import Batches
+from hfedatm.base.building import build_method, build_model, example_grams, pick_device
+from hfedatm.base.errors import UserError
+from hfedatm.base.evaluation import evaluate
+from hfedatm.base.memory import NodeMemory
+from hfedatm.base.plugins import check_call, import_object
+from hfedatm.base.privacy_settings import gram_examples, is_private
+from hfedatm.base.records import Task, find_record, record_to_state
+from hfedatm.base.schedule import learning_rate
+from hfedatm.base.seeding import derive, seed_torch
+from hfedatm.base.trust.policy import Policy
+from hfedatm.contracts import State
+from hfedatm_core import Gram, collect_grams
+from hfedatm_core.grams.by_layer import distinct
+
+if TYPE_CHECKING:
+    from client_app.ledger import LedgerFile
+    from client_app.private_release import ClientPrivacy
+
+TRAIN_FN = "train(model, batches, received, settings) -> dict of metrics"
+
+
+class LocalWork:
+    """One message's work: the received model on this client's examples."""
+
+    def __init__(self, content: RecordDict, context: Context) -> None:
+        self.content, self._context = content, context
+        self.task = Task.from_record(content["task"])  # type: ignore[arg-type]
+        settings = self.settings = self.task.settings
+        self.device = pick_device(settings)
+        self.method = build_method(settings)
+        # The server checks it too, but whose server is it?
+        if settings.dp_sgd and self.task.kind != "evaluate" and not self.method.per_example_loss:
+            raise UserError(
+                f"dp-sgd: client-method = {settings.client_method!r} mixes examples or sends "
+                "more than the model, which DP-SGD does not cover"
+            )
+        self.data = client_data(settings, self.task.client, context.node_config)
+        self.received = record_to_state(content["model"])  # type: ignore[arg-type]
+        shared = find_record(content, "shared", ArrayRecord)
+        self.shared = record_to_state(shared) if shared else {}
+        self.model = build_model(settings, self.data.spec, self.method)
+        self.model.load_state_dict(self.received)
+        self.memory = NodeMemory(
+            self.task.run,
+            f"client-{self.task.client}",
+            context.node_config.get("state-dir"),  # type: ignore[arg-type]
+        )
+        self.num_examples = len(self.data.train)
+        start = Start.of(content)
+        self.asked = start.asked if start else 1
+        self.privacy = self._privacy() if is_private(settings) else None
+        self.model.to(self.device)
+        self._moment = (self.task.round, self.task.station_round)
+        self._seed = derive(settings.seed, "client", self.task.client, *self._moment)
+
+    def share(self) -> State:
+        """Return what the method averages before the round."""
+        with self._reproducible():
+            return self.method.share(self.model, self._batches())
+
+    def train(self) -> dict[str, float]:
+        """Train, with the project's loop or the user's."""
+        if self.privacy:
+            self.privacy.require()
+        with self._reproducible():
+            if self.settings.train_fn:
+                return self._train_with(load_train_fn(self.settings))
+            self.method.begin(self.model, self.shared, self.memory.load(before=self._moment))
+            lr = learning_rate(self.settings, *self._moment)
+            if self.settings.dp_sgd:
+                loss = self._train_privately(lr)
+            else:
+                shuffled = self._batches(derive(self._seed, "order"))
+                loss = train_locally(self.model, self.method, shuffled, self.settings, lr)
+        if kept := self.method.remember():
+            self.memory.save(self._moment, kept)
+        return {"loss": loss, **self.method.metrics()}
+
+    def _train_with(self, train_fn: Callable[..., Any]) -> dict[str, float]:
+        shuffled = self._batches(derive(self._seed, "order"))
+        metrics = train_fn(self.model, shuffled, self.received, self.settings)
+        if not isinstance(metrics, dict) or "loss" not in metrics:
+            raise UserError(
+                f"train-fn must return a dict with a 'loss', got {metrics!r}; {TRAIN_FN}"
+            )
+        return {name: float(value) for name, value in metrics.items()}
+
+    def _train_privately(self, lr: float) -> float:
+        from client_app.private_training import train_privately
+
+        assert self.privacy is not None
+        return train_privately(
+            self.model,
+            self.method,
+            self._batches(),
+            self.settings,
+            lr,
+            sigma=self.privacy.sigma,
+            sample_rate=self.privacy.sample_rate,
+            steps=self.privacy.steps,
+            source=self.privacy.source("dp-sgd"),
+        )
+
+    def grams(self) -> dict[str, Gram]:
+        """Return the Grams of the trained model's layer inputs, as this client may send them."""
+        s = self.settings
+        if self.privacy:
+            self.privacy.require()
+        with self._reproducible():
+            grams = collect_grams(
+                self.model,
+                self._batches(),
+                max_dim=s.gram_max_dim,
+                rank=s.gram_rank,
+                clip=s.privacy_clip if s.privacy_mechanism == "example" else None,
+                max_batches=s.gram_batches or None,
+                conv=s.regmean_conv,
+                bias=s.regmean_bias == "exact",
+            )
+        if self.privacy and s.privacy_mechanism != "none":
+            return self.privacy.release(grams, gram_examples(s, self.num_examples), self.asked)
+        for layer, gram in grams.items():
+            if gram.rows < s.gram_min_rows:
+                raise UserError(
+                    f"the Gram of {layer} is made of {gram.rows} rows, fewer than gram-min-rows = "
+                    f"{s.gram_min_rows}: so few can be reconstructed. Give this client more "
+                    "examples, or turn on privacy.mechanism"
+                )
+        return grams
+
+    @property
+    def gram_dtype(self) -> str:
+        """Return the type in which Grams leave.
+
+        Not rounded for a secure sum: the sum of numbers that were rounded each to steps of its own
+        size can be taken apart again.
+        """
+        return "float64" if self.settings.secure_aggregation else self.settings.gram_dtype
+
+    def spend(self) -> dict[str, float]:
+        """Book what the reply releases, before it leaves; return what to report of it."""
+        return {"epsilon": self.privacy.spend()} if self.privacy else {}
+
+    def deliver(self, reply: RecordDict) -> RecordDict:
+        """Return the reply, or with secure aggregation what stands for it until it is masked."""
+        return withhold(reply, self.content, self.task, self._context)
+
+    def evaluate(self) -> dict[str, float]:
+        """Return loss and accuracy counts on the validation examples, in all and by domain."""
+        metrics = {"loss": 0.0, "correct": 0.0, "num-examples": 0.0}
+        with self._reproducible():
+            for domain in self.data.validation:
+                found = evaluate(self.model, Batches(domain, self.data.spec, 256, self.device))
+                metrics["loss"] += found["loss"] * len(domain)
+                for count in ("correct", "num-examples"):
+                    metrics[count] += found[count]
+                    metrics[f"{count}/{domain.name}"] = found[count]
+        metrics["loss"] /= max(1.0, metrics["num-examples"])
+        return metrics
+
+    def _privacy(self) -> ClientPrivacy | None:
+        if self.task.kind not in ("train", "measure"):
+            return None
+        from client_app.private_release import ClientPrivacy  # late: Opacus is slow to import
+
+        s = self.settings
+        noised = s.privacy_mechanism != "none"
+        grams = len(distinct(example_grams(s, self.model, self.data.spec))) if noised else 0
+        return ClientPrivacy(self.task, self.num_examples, grams, self._ledger())
+
+    def _ledger(self) -> LedgerFile:
+        """Return the account of this client's run or, where they have an owner, of its data."""
+        from client_app.ledger import DataLedgerFile, LedgerFile  # late: so do its ledgers
+
+        policy, config = Policy.current(), self._context.node_config
+        if not policy.is_owners:
+            return LedgerFile(self.memory.folder)
+        data = data_identity(self.settings, config, policy)
+        return DataLedgerFile(self.memory.root, data, self.task.run)
+
+    def _batches(self, seed: int | None = None) -> Batches:
+        return Batches(self.data.train, self.data.spec, self.settings.batch_size, self.device, seed)
+
+    def _reproducible(self) -> Any:
+        seed_torch(self._seed, self.device)
+        return torch_threads(self.settings.threads)
+
+
+def load_train_fn(settings: Any) -> Callable[..., Any]:
+    """Return the user's training function, or say what it must look like."""
+    function = import_object("train-fn", settings.train_fn, "hfedatm.trainers")
+    check_call("train-fn", function, TRAIN_FN, "model", "batches", "received", "settings")
+    return function  # type: ignore[no-any-return]

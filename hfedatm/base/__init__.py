@@ -1,0 +1,1 @@
+"""What all three tiers stand on: settings, records, plug-ins, trust, handover."""

@@ -1,0 +1,35 @@
+"""How a node answers: with its handler's content, or with the error that kept it from answering."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from hfedatm.base.errors import explain
+
+Handler = Callable[[Message, Context], RecordDict]
+
+
+def answering(handler: Handler) -> Callable[[Message, Context], Message]:
+    """Make a Flower handler of a function that returns content and may raise."""
+
+    @functools.wraps(handler)
+    def handle(message: Message, context: Context) -> Message:
+        try:
+            return Message(handler(message, context), reply_to=message)
+        except Exception as error:
+            return reply_with_failure(message, error)
+
+    return handle
+
+
+def reply_with_failure(message: Message, error: BaseException) -> Message:
+    """Answer with the error itself, so that the person who started the run sees it."""
+    return Message(failure(error), reply_to=message)
+
+
+def failure(error: BaseException) -> RecordDict:
+    """Return the content of a reply that says why there is nothing else."""
+    return RecordDict({"failure": ConfigRecord({"reason": explain(error)[:4000]})})

@@ -1,0 +1,74 @@
+"""A message's content as one array.
+
+Flower moves every array of a message by requests of its own, from process to process, and a
+SuperLink spends tens of milliseconds on each. A deployed tier therefore sends one array that holds
+the whole content, and whoever is asked so answers so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+
+from hfedatm.base.answering import failure, reply_with_failure
+from hfedatm.base.handover import recordfile
+
+_KEY = "parcel"
+# Beyond this a message needs many requests for its bytes alone, and a copy of it is no trifle.
+MAX_BYTES = 128 * 2**20
+
+
+class BadParcel(ValueError):
+    """A parcel cannot be opened."""
+
+
+def wrap(content: RecordDict) -> RecordDict:
+    """Return content that carries ``content`` as one array; large content stays as it is."""
+    if recordfile.content_bytes(content) > MAX_BYTES:
+        return content
+    data = recordfile.to_bytes(content)
+    return RecordDict({_KEY: ArrayRecord({_KEY: Array("uint8", (len(data),), _KEY, data)})})
+
+
+def is_wrapped(content: RecordDict) -> bool:
+    """Say whether ``content`` is a parcel."""
+    return list(content) == [_KEY]
+
+
+def unwrap(content: RecordDict) -> RecordDict:
+    """Return what was wrapped."""
+    try:
+        return recordfile.from_bytes(content[_KEY][_KEY].data)
+    except Exception as error:  # whatever a hostile or broken node put there
+        raise BadParcel(f"the message cannot be read: {error}") from error
+
+
+def opened(reply: Message) -> Message:
+    """Return a reply with its content unwrapped; one that cannot be read becomes a failure."""
+    if reply.has_error() or not is_wrapped(reply.content):
+        return reply
+    try:
+        reply.content = unwrap(reply.content)
+    except BadParcel as error:
+        reply.content = failure(error)
+    return reply
+
+
+def by_parcel(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """Unwrap what is asked in a parcel, and wrap the answer (a Flower mod)."""
+    if not is_wrapped(message.content):
+        return call_next(message, context)
+    try:
+        message.content = unwrap(message.content)
+    except BadParcel as error:
+        return reply_with_failure(message, error)
+    reply = call_next(message, context)
+    try:
+        if not reply.has_error():
+            reply.content = wrap(reply.content)
+    except ValueError as error:
+        return reply_with_failure(message, error)
+    return reply

@@ -1,0 +1,97 @@
+"""What a node keeps to itself from one round to the next.
+
+A node may be a new process for every message, may be killed, and may be asked again for a round it
+has already done. So what it keeps is a file per point in time, and reading asks for the newest one
+*before* the round at hand: doing a round again starts from the same memory as the first time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from hfedatm.base.errors import UserError
+from hfedatm_files import PRIVATE, replacing
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+"""What may name a run or a node in a path: one part of it, never a way out of the folder."""
+
+Moment = tuple[int, int]
+"""Global round, station round."""
+_MOMENT = re.compile(r"(\d{1,9})-(\d{1,9})\.safetensors")
+
+
+def state_root(root: str | Path | None = None) -> Path:
+    """Return the folder of all that a node keeps."""
+    return Path(root or os.environ.get("HFEDATM_STATE") or Path.home() / ".cache/hfedatm/state")
+
+
+class NodeMemory:
+    """Tensors of one node of one run, by moment.
+
+    Parameters
+    ----------
+    run
+        Name of the run.
+    node
+        Name of the node, for example ``client-3``.
+    root
+        Folder of all memories; default ``$HFEDATM_STATE`` or the user's cache folder.
+    """
+
+    MAX_AGE = 30 * 24 * 3600.0
+    KEPT = 3  # the round at hand, the one before it, and one more for a server that was set back
+
+    def __init__(self, run: str, node: str, root: str | Path | None = None) -> None:
+        for what, name in (("run", run), ("node", node)):
+            if not isinstance(name, str) or not NAME.fullmatch(name):  # both come with a message
+                raise UserError(f"{what}: {str(name)[:60]!r} cannot name what a node remembers")
+        self.root = state_root(root)
+        self.folder = self.root / run / node
+
+    def load(self, before: Moment) -> dict[str, torch.Tensor]:
+        """Return what was kept last before this moment; empty at first."""
+        earlier = [moment for moment in self._moments() if moment < before]
+        if not earlier:
+            return {}
+        path = self._path(max(earlier))
+        try:
+            return load_file(path)
+        except (OSError, ValueError, SafetensorError) as error:
+            raise UserError(
+                f"what this node remembers cannot be read: {path.name}: {error}; delete it to go on"
+            ) from None
+
+    def save(self, at: Moment, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Keep tensors; the file appears whole or not at all."""
+        if not self.folder.is_dir():  # a node's first word in a run is the time to tidy up
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._forget_old_runs()
+        path = self._path(at)
+        with replacing(path, mode=PRIVATE) as part:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
+        rounds = sorted({moment[0] for moment in self._moments()})[: -self.KEPT]
+        for moment in self._moments():
+            if moment[0] in rounds:
+                self._path(moment).unlink(missing_ok=True)
+
+    def _forget_old_runs(self) -> None:
+        """Remove tensors of runs untouched for a month; ledgers are small and stay."""
+        limit = time.time() - self.MAX_AGE
+        for path in self.folder.parent.parent.glob("*/*/*.safetensors"):
+            if path.stat().st_mtime < limit:
+                path.unlink(missing_ok=True)
+
+    def _moments(self) -> list[Moment]:
+        found = [_MOMENT.fullmatch(path.name) for path in self.folder.glob("*-*.safetensors")]
+        return [(int(name[1]), int(name[2])) for name in found if name]
+
+    def _path(self, moment: Moment) -> Path:
+        return self.folder / f"{moment[0]}-{moment[1]}.safetensors"

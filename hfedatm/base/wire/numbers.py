@@ -1,0 +1,85 @@
+"""The numbers of a reply: bounded before they are converted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from flwr.app import MetricRecord, RecordDict
+
+from hfedatm.base.records import BadReply, find_record
+from hfedatm.base.text import printable
+
+Metrics = dict[str, float]
+
+LARGEST = 1e15
+"""No number of a reply is larger: up to here, whole numbers are exact."""
+LARGEST_LOSS = 1e9
+"""A mean loss beyond is that of a model that has diverged; sums of losses stay finite."""
+LONGEST = 1e9
+"""Seconds that anything may have taken."""
+MOST_METRICS = 64
+MOST_SCORES = 512
+"""Numbers of an evaluation, which has two for each domain."""
+_NAME = re.compile(r"\w[\w .,:/+()=@&'-]{0,99}")
+
+
+def read_metrics(content: RecordDict, most: int = MOST_METRICS) -> Metrics:
+    """Return the numbers of a reply by name."""
+    record = find_record(content, "metrics", MetricRecord)
+    if record is None:
+        raise BadReply("reply has no 'metrics'")
+    if len(record) > most:
+        raise BadReply(f"metrics: {len(record)} of them, more than {most}")
+    metrics: Metrics = {}
+    for name, value in record.items():
+        if not _NAME.fullmatch(name):
+            raise BadReply(f"metrics: {printable(name, 60)!r} is no name of a number")
+        if type(value) not in (int, float) or not -LARGEST <= value <= LARGEST:  # type: ignore[operator]
+            raise BadReply(
+                f"metrics: {name} = {printable(value, 40)} is not a finite number within ±1e15"
+            )
+        metrics[name] = value  # type: ignore[assignment]
+    for name, largest in (("seconds", LONGEST), ("gram-seconds", LONGEST), ("epsilon", LARGEST)):
+        if not 0 <= metrics.get(name, 0) <= largest:
+            raise BadReply(f"metrics: {name} = {metrics[name]:g} is not plausible")
+    return metrics
+
+
+def need(metrics: Mapping[str, float], names: Iterable[str]) -> None:
+    """Refuse metrics of which one is missing."""
+    if missing := [name for name in names if name not in metrics]:
+        raise BadReply(f"metrics: {', '.join(missing)} missing")
+
+
+def count(metrics: Mapping[str, float], name: str, most: int, least: int = 1) -> int:
+    """Return a whole number in a range.
+
+    A count is a weight in a mean: whoever may claim any number decides the mean alone.
+    """
+    value = metrics.get(name)
+    if value is None or value != int(value) or not least <= value <= most:
+        raise BadReply(
+            f"metrics: {name} = {value!r} is not a plausible count ({least} to {most:g}; "
+            "a client's limit is max-examples)"
+        )
+    return int(value)
+
+
+def read_counts(metrics: Mapping[str, float], most: int) -> Metrics:
+    """Return the counts of an evaluation, in all and by domain, after checking that they add up.
+
+    There may be no examples at all.
+    """
+    need(metrics, ("correct", "num-examples"))
+    counts: Metrics = {}
+    for name in metrics:
+        if name == "num-examples" or name.startswith("num-examples/"):
+            right = name.replace("num-examples", "correct", 1)
+            counts[name] = float(count(metrics, name, most, least=0))
+            counts[right] = float(count(metrics, right, int(counts[name]), least=0))
+    for kind in ("num-examples", "correct"):
+        by_domain = [value for name, value in counts.items() if name.startswith(f"{kind}/")]
+        if by_domain and sum(by_domain) != counts[kind]:
+            raise BadReply(f"metrics: {kind} of the domains do not add up to {counts[kind]:g}")
+    return {name: counts[name] for name in metrics if name in counts}

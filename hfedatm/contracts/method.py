@@ -1,0 +1,87 @@
+"""What a client method is: a loss, and whatever it needs around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hfedatm.base.state import State
+from hfedatm_core import forward
+from hfedatm_core.data import Batch, Inputs
+
+
+@dataclass
+class Method:
+    """Base of all client methods; on its own it is plain empirical risk minimisation.
+
+    A method is a dataclass: its fields are its hyper-parameters (``client-params``). Override only
+    what differs.
+    """
+
+    sharing: ClassVar[Literal["none", "global", "station"]] = "none"
+    """Whether clients send something before a round (`share`), and up to where it is averaged."""
+
+    per_example_loss: ClassVar[bool] = False
+    """Whether `loss` is a mean over examples of a function of the network's output alone, and no
+    gradient is changed: what DP-SGD needs."""
+
+    def adapt(self, model: nn.Module) -> nn.Module:
+        """Return the network this method trains; called alike on every tier."""
+        return model
+
+    def share(self, model: nn.Module, batches: Iterable[Batch]) -> State:
+        """Return what is averaged over clients before the round; the model is the received one."""
+        return {}
+
+    def blend(self, old: State, new: State) -> State:
+        """Combine the last shared average with the new one."""
+        return new
+
+    def begin(self, model: nn.Module, shared: State, memory: State) -> None:
+        """Set up one round: ``model`` as received, what was shared, what `remember` kept."""
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return parameters that are trained with the model but stay on the client."""
+        return []
+
+    def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
+        """Return the training loss of a batch."""
+        return F.cross_entropy(forward(model, inputs), targets)
+
+    def correct(self, model: nn.Module) -> None:
+        """Change the gradients before a step."""
+
+    def remember(self) -> State:
+        """Return what this client needs in its next round; it never leaves the client."""
+        return {}
+
+    def metrics(self) -> dict[str, float]:
+        """Return numbers to report with the update."""
+        return {}
+
+
+def snapshot(model: nn.Module) -> State:
+    """Return a copy of the trainable parameters."""
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def mean_loss_gradient(
+    model: nn.Module, batches: Iterable[Batch], parameters: dict[str, nn.Parameter]
+) -> State:
+    """Return the gradient of the mean cross-entropy over all batches, in evaluation mode."""
+    model.eval()
+    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    count = 0
+    for inputs, targets in batches:
+        loss = F.cross_entropy(forward(model, inputs), targets, reduction="sum")
+        for name, g in zip(
+            total, torch.autograd.grad(loss, list(parameters.values())), strict=True
+        ):
+            total[name] += g
+        count += len(targets)
+    return {name: g / count for name, g in total.items()}

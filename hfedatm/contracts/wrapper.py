@@ -1,0 +1,81 @@
+"""A client method around another one: what a server rule adds to local training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from hfedatm.base.state import State
+from hfedatm.contracts.method import Method
+from hfedatm_core.data import Batch, Inputs
+
+
+@dataclass
+class Wrapper(Method):
+    """Do what ``inner`` does; a subclass overrides what it adds to.
+
+    Arrays of the wrapper travel and are kept beside those of the inner method, under names that
+    begin with ``prefix``.
+    """
+
+    prefix: ClassVar[str]
+    inner: Method
+
+    def __post_init__(self) -> None:
+        """Share at the tier where the inner method shares."""
+        self.sharing = self.inner.sharing  # type: ignore[misc]
+
+    def own(self, arrays: State) -> State:
+        """Return the wrapper's arrays among these, without the prefix."""
+        start = len(self.prefix)
+        return {n[start:]: value for n, value in arrays.items() if n.startswith(self.prefix)}
+
+    def marked(self, arrays: State) -> State:
+        """Return the wrapper's arrays under the names they travel with."""
+        return {self.prefix + name: value for name, value in arrays.items()}
+
+    def others(self, arrays: State) -> State:
+        """Return the inner method's arrays among these."""
+        return {n: value for n, value in arrays.items() if not n.startswith(self.prefix)}
+
+    def adapt(self, model: nn.Module) -> nn.Module:
+        """Return the network the inner method trains."""
+        return self.inner.adapt(model)
+
+    def share(self, model: nn.Module, batches: Iterable[Batch]) -> State:
+        """Return what the inner method shares."""
+        return self.inner.share(model, batches)
+
+    def blend(self, old: State, new: State) -> State:
+        """Blend as the inner method does."""
+        return {
+            **self.inner.blend(self.others(old), self.others(new)),
+            **self.marked(self.own(new)),
+        }
+
+    def begin(self, model: nn.Module, shared: State, memory: State) -> None:
+        """Set up the inner method with its own arrays."""
+        self.inner.begin(model, self.others(shared), self.others(memory))
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the inner method's private parameters."""
+        return self.inner.parameters()
+
+    def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
+        """Return the inner method's loss."""
+        return self.inner.loss(model, inputs, targets)
+
+    def correct(self, model: nn.Module) -> None:
+        """Change gradients as the inner method does."""
+        self.inner.correct(model)
+
+    def remember(self) -> State:
+        """Keep what the inner method keeps."""
+        return self.inner.remember()
+
+    def metrics(self) -> dict[str, float]:
+        """Report what the inner method reports."""
+        return self.inner.metrics()

@@ -1,0 +1,126 @@
+"""Which processes make up the three tiers, as plain data: one function per kind of process.
+
+The commands are the same on one machine, in containers and on many machines; only addresses and
+folders differ.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import tomli_w
+
+from hfedatm.base.environment import PRELOAD
+from hfedatm.base.trust import secrets
+from hfedatm.base.trust.policy import VARIABLE as POLICY
+from hfedatm.deploy.installed_app import APP
+
+# What the two kinds of nodes import before any message comes. Torch imports `_dynamo` with the
+# first optimizer, and the embedded data set is scikit-learn's.
+_STATION_WORK = "station_app.app"
+_CLIENT_WORK = "client_app.app client_app.client client_app.secure torch._dynamo sklearn.datasets"
+
+
+@dataclass(frozen=True)
+class Process:
+    """A long-lived process: what it is called, how it starts, where it answers."""
+
+    name: str
+    command: list[str]
+    home: Path
+    port: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where one member of the hierarchy keeps its state and its secrets.
+
+    ``secrets`` is None when the links are plain text and nodes are not authenticated. The owner's
+    ``policy`` is in the state unless it is elsewhere.
+    """
+
+    name: str
+    state: Path
+    secrets: Path | None
+    policy: Path | None = None
+
+    @property
+    def policy_file(self) -> Path:
+        """What the owner of this machine allows a run to do with it."""
+        return self.policy or self.state / "policy.toml"
+
+    def secret(self, file: str) -> str:
+        """Return the path of one of this machine's secrets."""
+        return str(self.secrets / file)
+
+
+def link(machine: Machine, port: int, host: str = "127.0.0.1") -> Process:
+    """Return a SuperLink. It must listen where only its operator and its gateway reach it."""
+    command = ["flower-superlink", "--host", host, "--port", str(port)]
+    command += ["--database", str(machine.state / "link.db")]
+    command += ["--disable-runtime-dependency-installation"]
+    if machine.secrets is None:
+        command += ["--insecure"]
+    else:
+        command += ["--enable-supernode-auth", "--ssl-ca-certfile", machine.secret("ca.pem")]
+        command += ["--ssl-certfile", machine.secret("link.pem")]
+        command += ["--ssl-keyfile", machine.secret("link.key")]
+    return _process(machine, "link", command, port)
+
+
+def gateway(machine: Machine, port: int, link_address: str, host: str = "127.0.0.1") -> Process:
+    """Return the gateway through which nodes reach the SuperLink at `link_address`."""
+    scheme = "http" if machine.secrets is None else "https"
+    command = [sys.executable, "-m", "hfedatm.deploy.gateway", "--host", host, "--port", str(port)]
+    command += ["--upstream", f"{scheme}://{link_address}"]
+    command += ["--state", str(machine.state / "deliveries.db")]
+    if machine.secrets is not None:
+        command += ["--ca", machine.secret("ca.pem"), "--cert", machine.secret("link.pem")]
+        command += ["--key", machine.secret("link.key")]
+    return _process(machine, "gateway", command, port)
+
+
+def node(
+    machine: Machine, port: int, gateway_address: str, config: Mapping[str, str | int]
+) -> Process:
+    """Return a SuperNode that works for the tier above it."""
+    values = " ".join(
+        f"{key}={value}" if isinstance(value, int) else f'{key}="{value}"'
+        for key, value in config.items()
+    )
+    command = ["flower-supernode", "--superlink", gateway_address, "--port", str(port)]
+    command += ["--node-config", values]
+    if machine.secrets is None:
+        command += ["--insecure"]
+    else:
+        command += ["--root-certificates", machine.secret("ca.pem")]
+        command += ["--auth-supernode-private-key", machine.secret("node")]
+    process = _process(machine, "node", command, port)
+    environment = {
+        **process.environment,
+        PRELOAD: _STATION_WORK if "link" in config else _CLIENT_WORK,
+        APP: "station_app.app:client" if "link" in config else "client_app.app:app",
+        # A process that has looked for GPUs in any other way must not fork.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
+    return replace(process, environment=environment)
+
+
+def _process(machine: Machine, kind: str, command: list[str], port: int) -> Process:
+    # What a node remembers from round to round is part of its machine's state.
+    own = {"HFEDATM_STATE": str(machine.state / "memory"), POLICY: str(machine.policy_file)}
+    if machine.secrets is not None:
+        own[secrets.FOLDER] = str(machine.secrets)
+    return Process(f"{machine.name}-{kind}", command, machine.state / f"{kind}-home", port, own)
+
+
+def write_connections(home: Path, addresses: Mapping[str, str], ca_file: str | None) -> None:
+    """Tell Flower's command line, when its home is `home`, how to reach SuperLinks by name."""
+    trust = {"insecure": True} if ca_file is None else {"root-certificates": ca_file}
+    links = {name: {"address": address, **trust} for name, address in addresses.items()}
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "config.toml").write_text(tomli_w.dumps({"superlink": links}), encoding="utf-8")

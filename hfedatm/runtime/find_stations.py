@@ -1,0 +1,52 @@
+"""From a Flower Grid to a Grid whose nodes are stations, in a simulation or a deployment."""
+
+from __future__ import annotations
+
+import logging
+
+from flwr.serverapp import Grid
+
+from client_app.data import shares_of
+from hfedatm.base.errors import UserError
+from hfedatm.base.settings import Settings
+from hfedatm.base.wire import NodeIdentity
+from hfedatm.runtime.mapped import MappedGrid
+from hfedatm.runtime.roster import LiveGrid, Roster
+from hfedatm.runtime.stations import LocalStationsGrid
+from station_app.station import run_station
+
+log = logging.getLogger("hfedatm")
+
+
+def stations_of(grid: Grid, settings: Settings) -> Grid:
+    """Return the Grid of stations behind ``grid``.
+
+    Real stations say so when asked. Nodes that are clients are those of a simulation: they are
+    divided among stations that run in this process.
+    """
+    roster = Roster(grid)
+    nodes = roster.wait_for(settings.stations, settings.join_timeout)
+    if nodes[0].tier == "station":
+        log.info("deployment: %d of %d stations connected", len(nodes), settings.stations)
+        return LiveGrid(grid, roster)
+    return LocalStationsGrid(run_station, _divide(grid, nodes, settings))
+
+
+def _divide(grid: Grid, nodes: list[NodeIdentity], settings: Settings) -> dict[int, Grid]:
+    clients, each = settings.num_clients, settings.clients_per_station
+    if any(node.tier != "client" for node in nodes):
+        raise UserError(
+            "some nodes are stations and some are clients: connect only stations to the server"
+        )
+    shares_of(settings)  # refuse an impossible division before any client does
+    if len(nodes) >= clients:
+        log.info("simulation: %d clients on a node each", clients)
+    else:
+        log.info("simulation: %d clients take turns on %d nodes", clients, len(nodes))
+    node_of = {client: nodes[client % len(nodes)].node_id for client in range(clients)}
+    return {
+        station: MappedGrid(
+            grid, {c: node_of[c] for c in range(station * each, (station + 1) * each)}
+        )
+        for station in range(settings.stations)
+    }

@@ -1,0 +1,98 @@
+"""Refuse a run whose model, method or rule cannot keep what its privacy settings promise."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import torch
+from torch import nn
+
+from hfedatm.base.building import example_grams
+from hfedatm.base.errors import UserError
+from hfedatm.base.settings import Settings
+from hfedatm.contracts import Method, Rule, StationSide
+from hfedatm_core import FactorGram
+from hfedatm_core.data import DataSpec
+
+
+def check_privacy(
+    settings: Settings, rule: Rule, method: Method, model: nn.Module, spec: DataSpec
+) -> None:
+    """Raise `UserError` that names the layer, method or rule in the way, and the fix."""
+    if settings.privacy_mechanism != "none" and not rule.needs_grams:
+        raise UserError(
+            f"privacy.mechanism noises Grams, of which server-rule = {settings.server_rule!r} uses "
+            "none; dp-sgd=true protects the weights"
+        )
+    if settings.privacy_mechanism != "none" or (settings.secure_aggregation and rule.needs_grams):
+        _check_widths(settings, model, spec)
+    if settings.dp_sgd:
+        _check_dp_sgd(settings, rule, method, model, spec)
+    if settings.secure_aggregation:
+        side = type(rule.at_station())
+        if side.weight is not StationSide.weight:
+            raise UserError(
+                f"secure-aggregation: server-rule = {settings.server_rule!r} weighs clients by "
+                "what each of them reports, which a secure sum hides"
+            )
+
+
+def _check_widths(settings: Settings, model: nn.Module, spec: DataSpec) -> None:
+    for layer, gram in example_grams(settings, model, spec).items():
+        if isinstance(gram, FactorGram):
+            what = "secure sums" if settings.privacy_mechanism == "none" else "privacy noise"
+            raise UserError(
+                f"gram-max-dim: layer {layer!r} has {gram.dim} inputs and would send a low-rank "
+                f"factor, for which there are no {what}; raise gram-max-dim to {gram.dim} (a Gram "
+                f"of {gram.dim * (gram.dim + 1) * 2 / 1e6:.0f} MB) or use a narrower model"
+            )
+
+
+def _check_dp_sgd(
+    settings: Settings, rule: Rule, method: Method, model: nn.Module, spec: DataSpec
+) -> None:
+    if not method.per_example_loss:
+        raise UserError(
+            f"dp-sgd: needs a loss that is a mean over single examples and nothing else leaving "
+            f"the client, which client-method = {settings.client_method!r} under server-rule = "
+            f"{settings.server_rule!r} does not give; use client-method=fedavg with a rule that "
+            "changes nothing at the clients, or dp-sgd=false"
+        )
+    from hfedatm_core.privacy.dpsgd import UnsupportedLayerError, check_opacus_model
+
+    try:
+        check_opacus_model(model)
+    except UnsupportedLayerError as error:
+        raise UserError(f"dp-sgd: model {settings.model!r}: {error}") from None
+    _try_a_step(settings, method, copy.deepcopy(model), spec)
+
+
+def _try_a_step(settings: Settings, method: Method, model: nn.Module, spec: DataSpec) -> None:
+    """Train on two made-up examples: what Opacus cannot do shows here and not in round 1."""
+    from client_app.private_training import train_privately
+    from hfedatm.base.batches import Batches
+    from hfedatm_core.data import Domain
+    from hfedatm_core.privacy.noise import NoiseSource
+
+    examples = Domain("example", spec.example(), torch.zeros(2, dtype=torch.long))
+    batches = Batches(examples, spec, 2, torch.device("cpu"))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            train_privately(
+                model,
+                method,
+                batches,
+                settings,
+                settings.lr,
+                sigma=1.0,
+                sample_rate=1.0,
+                steps=1,
+                source=NoiseSource(),
+            )
+    except Exception as error:
+        raise UserError(
+            f"dp-sgd: Opacus cannot train model {settings.model!r}: {error}. Choose another model, "
+            "or one whose layers do not overwrite their inputs (inplace)"
+        ) from error

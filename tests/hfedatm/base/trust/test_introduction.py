@@ -1,0 +1,76 @@
+"""Nobody takes another node's place."""
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from hfedatm.base.records import BadReply
+from hfedatm.base.trust.introduction import introduced, introduction, new_nonce, question
+
+NODE = 1_000_002
+
+
+def answer(be, nonce, *, machine="station-1-client-2", index=1, node=NODE):
+    """Return what a node answers, as it arrives at the station."""
+    be(machine)
+    asked = Message(question(nonce), NODE, "query")
+    context = Context(7, node, {"partition-id": index}, RecordDict(), {})
+    reply = Message(introduction(asked, context, "client"), reply_to=asked)
+    be("station-1")
+    return reply
+
+
+def test_a_node_is_known_by_its_enrolled_name_and_place(be):
+    nonce = new_nonce()
+    node = introduced(answer(be, nonce), nonce)
+    assert (node.name, node.index, node.tier) == ("station-1-client-2", 1, "client")
+
+
+def test_a_node_that_claims_no_place_has_its_enrolled_one(be):
+    nonce = new_nonce()
+    assert introduced(answer(be, nonce, index=-1), nonce).index == 1
+
+
+def test_another_nodes_place_is_refused(be):
+    nonce = new_nonce()
+    with pytest.raises(ValueError, match="claims place 0; its own is 1"):
+        introduced(answer(be, nonce, index=0), nonce)
+
+
+def test_an_answer_to_an_older_question_is_refused(be):
+    with pytest.raises(ValueError, match="did not sign"):
+        introduced(answer(be, new_nonce()), new_nonce())
+
+
+def test_an_answer_that_another_node_passes_on_is_refused(be):
+    nonce = new_nonce()
+    with pytest.raises(ValueError, match="did not sign"):
+        introduced(answer(be, nonce, machine="station-1-client-1", index=0, node=5), nonce)
+
+
+def test_who_proves_nothing_is_refused(be):
+    nonce = new_nonce()
+    reply = answer(be, nonce)
+    reply.content["node"] = ConfigRecord({"tier": "client", "index": 1, "siblings": 0})
+    with pytest.raises(ValueError, match="proves nothing"):
+        introduced(reply, nonce)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"index": 2**62},
+        {"index": "1"},
+        {"index": [1]},
+        {"siblings": -1},
+        {"tier": "server"},
+        {"tier": 7},
+        {"certificate": b"x"},
+        {"signature": "x"},
+    ],
+)
+def test_nonsense_is_refused_with_a_reason(be, change):
+    nonce = new_nonce()
+    reply = answer(be, nonce)
+    reply.content["node"] = ConfigRecord({**reply.content["node"], **change})
+    with pytest.raises((ValueError, BadReply), match="."):
+        introduced(reply, nonce)

@@ -1,0 +1,152 @@
+"""What is used of Flower without a promise: in one module, and there in the installed version."""
+
+import ast
+import inspect
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+from hfedatm import flower_internals
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("hfedatm_files", "hfedatm_core", "hfedatm", "client_app", "station_app", "server_app")
+PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy")
+
+
+def private_names(source: str) -> set[str]:
+    """Return the modules of Flower that a source imports, by statement or by name, and may not."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module == "flwr":
+            found |= {f"flwr.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add(node.module or "")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {node.value} if re.fullmatch(r"flwr(\.\w+)+(:\w+)?", node.value) else set()
+    return {name for name in found if name.partition(".")[0] == "flwr" and name not in PUBLIC}
+
+
+def test_the_check_sees_every_way_to_import():
+    for line in (
+        "import flwr.supercore.task_identity",
+        "def f():\n    from flwr.proto.fleet_pb2 import PullMessagesRequest",
+        "from flwr import common",
+        "import_module('flwr.supernode.cli')",
+        "import flwr",
+    ):
+        assert private_names(line), line
+    for line in ("from flwr.app import Message", "import flwrs.proto", "from . import flwr"):
+        assert not private_names(line), line
+
+
+def test_one_module_alone_uses_what_flower_does_not_promise():
+    own = Path(flower_internals.__file__)
+    sources = {path for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert own in sources and len(sources) > 100
+    found = {str(path.relative_to(ROOT)): private_names(path.read_text()) for path in sources}
+    assert private_names(own.read_text())
+    assert [name for name, modules in found.items() if modules] == ["hfedatm/flower_internals.py"]
+
+
+def test_every_name_says_why_no_public_one_will_do():
+    tree = ast.parse(inspect.getsource(flower_internals)).body
+    silent = []
+    for statement, after in zip(tree, [*tree[1:], None], strict=True):
+        if isinstance(statement, ast.FunctionDef) and not ast.get_docstring(statement):
+            silent.append(statement.name)
+        if isinstance(statement, ast.Assign):
+            told = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            silent += [] if told else [ast.unparse(statement)]
+    assert not silent
+
+
+def test_a_process_that_was_identified_can_make_messages():
+    flower_internals.identify_process(5)
+    try:
+        content = RecordDict({"x": ConfigRecord({"a": 1})})
+        message = Message(content, dst_node_id=2, message_type=MessageType.TRAIN)
+        assert (message.metadata.run_id, message.metadata.src_node_id) == (5, 5)
+    finally:
+        flower_internals.identify_process()
+
+
+def test_the_command_is_a_function_of_nothing_and_knows_its_node():
+    command = flower_internals.clientapp_command()
+    assert not inspect.signature(command).parameters
+    module = import_module("flwr.supernode.cli.flwr_clientapp")
+    assert "--parent-pid PARENT_PID" in module._parse_args_run_flwr_clientapp().format_help()
+
+
+def test_the_command_unpacks_and_loads_by_the_two_steps_that_are_replaced():
+    """Called in another way, or beside a third step, code of a run could get in."""
+    runtime = import_module("flwr.supernode.runtime.run_clientapp")
+    unpack, load = runtime.install_from_fab, runtime.get_load_client_app_fn
+    assert list(inspect.signature(unpack).parameters) == ["fab_file", "install_dir", "skip_prompt"]
+    assert list(inspect.signature(load).parameters) == ["default_app_ref", "app_path", "multi_app"]
+    names = inspect.signature(load("", None, True)).parameters
+    assert list(names) == ["fab_id", "fab_version", "fab_hash"]
+    body = inspect.getsource(runtime.run_clientapp)
+    assert [body.count(f"{step.__name__}(") for step in (unpack, load)] == [1, 1]
+
+
+@pytest.mark.parametrize("gone", ["install_from_fab", "get_load_client_app_fn"])
+def test_a_flower_without_one_of_the_steps_is_refused_before_anything_is_replaced(
+    gone, monkeypatch
+):
+    runtime = import_module("flwr.supernode.runtime.run_clientapp")
+    before = dict(vars(runtime))
+    monkeypatch.delattr(runtime, gone)
+    with pytest.raises(RuntimeError, match=gone):
+        flower_internals.load_no_app_but(lambda: pytest.fail("nothing is loaded"))
+    assert dict(vars(runtime)) == {name: before[name] for name in before if name != gone}
+
+
+FIELDS = {
+    "PullMessagesRequest": {"node"},
+    "PullMessagesResponse": {"messages_list"},
+    "PushMessagesRequest": {"node", "messages_list", "message_object_trees"},
+    "PullObjectRequest": {"node"},
+    "PushObjectRequest": {"node", "object_id", "object_content"},
+    "ConfirmMessageReceivedRequest": {"node", "message_object_id"},
+    "ObjectTree": {"object_id", "children"},
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_requests_have_the_fields_that_the_gateway_reads(name):
+    fields = getattr(flower_internals, name).DESCRIPTOR.fields_by_name
+    assert {*fields} >= FIELDS[name]
+    if "node" in FIELDS[name]:
+        assert "node_id" in fields["node"].message_type.fields_by_name
+    if "messages_list" in FIELDS[name]:
+        metadata = fields["messages_list"].message_type.fields_by_name["metadata"].message_type
+        assert {*metadata.fields_by_name} >= {
+            *("message_id", "run_id", "src_node_id", "dst_node_id", "reply_to_message_id")
+        }
+
+
+def test_a_superlink_answers_where_the_gateway_looks():
+    router = import_module("flwr.superlink.routers.fleet.router").router
+    served = {route.path for route in router.routes}
+    looked_at = {"PULL", "PUSH", "PULL_PART", "PUSH_PART", "CONFIRM"}
+    assert {getattr(flower_internals, name) for name in looked_at} <= served
+
+
+def test_the_other_paths_of_a_node_are_known():
+    """Whatever a new version of Flower lets a node do is to be looked at first."""
+    router = import_module("flwr.superlink.routers.fleet.router").router
+    assert {route.path.removeprefix("/v1/fleet/") for route in router.routes} == {
+        *("register-node", "activate-node", "deactivate-node", "unregister-node"),
+        *("send-node-heartbeat", "pull-messages", "push-messages", "pull-object", "push-object"),
+        *("confirm-message-received", "get-run", "get-fab"),
+    }
+
+
+def test_a_superlink_has_the_number_that_replies_are_for():
+    constants = import_module("flwr.common.constant")
+    assert flower_internals.SUPERLINK_NODE == constants.SUPERLINK_NODE_ID
