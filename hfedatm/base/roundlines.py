@@ -18,8 +18,9 @@ MOST_TEXT = 1000
 Number = Annotated[float, Field(ge=-1e30, le=1e30)]
 Count = Annotated[float, Field(ge=0, le=1e18)]
 Whole = Annotated[int, Field(ge=0, le=2**53)]
-Share = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1 + 1e-6)]  # a mean of ones may round up
 _OPEN = ConfigDict(strict=True, extra="allow")
+_ABSENT: Any = None
 
 
 class _Failure(BaseModel):
@@ -68,6 +69,7 @@ class _StationScore(BaseModel):
 class _Source(BaseModel):
     model_config = _OPEN
     accuracy: Share
+    score: Share = 0.0
     loss: Number | None = None
     domains: dict[str, _Domain] = {}
     stations: dict[str, _StationScore] = {}
@@ -118,13 +120,16 @@ class _Line(BaseModel):
     per_station: list[_Station]
     train_seconds: Count = 0
     merge_seconds: Number = 0
-    loss: Number | None = None
-    source: _Source | None = None
-    unseen: _Unseen | None = None
-    privacy: _Privacy | None = None
-    merge: _Merge | None = None
     moved: Whole = 0
-    kept: str | None = None
+    cuts: list[_Failure] = []
+    # These are there or not, and never null.
+    loss: Number = 0.0
+    source: _Source = _ABSENT
+    unseen: _Unseen = _ABSENT
+    privacy: _Privacy = _ABSENT
+    merge: _Merge = _ABSENT
+    kept: str = ""
+    taken_back: str = ""
 
 
 class BadLine(ValueError):

@@ -52,6 +52,12 @@ def test_an_honest_line_comes_back_as_it_is():
         {"merge": {"reference": "a", "stations": [], "layers": {}}},
         {"moved": 1.5},
         {"kept": 1},
+        {"loss": None},
+        {"source": None},
+        {"source": {"accuracy": 0.5, "score": 10**400}},
+        {"unseen": None},
+        {"cuts": [1]},
+        {"taken_back": []},
     ],
     ids=str,
 )
