@@ -167,7 +167,7 @@ def table(record: dict[str, Any]) -> str:
                 )
                 assert unseen is not None and source is not None
                 broken = sum(not r["ended"] for r in own)
-                cell = f"{-unseen:+.1f} / {-source:+.1f}"
+                cell = f"{0 - unseen:+.1f} / {0 - source:+.1f}"
                 if broken:
                     cell += f", {broken} not ended"
                 if defence in LIMITS and (broken or max(unseen, source) > LIMITS[defence]):
@@ -184,13 +184,13 @@ def table(record: dict[str, Any]) -> str:
             "Nobody lies, default defences against none: "
             + ", ".join(
                 f"{score} of {SHAPES[tier]['stations']} x {SHAPES[tier]['clients-per-station']} "
-                f"{-c:+.1f}"
+                f"{0 - c:+.1f}"
                 for (tier, score), c in zip(
                     ((t, s) for t in SHAPES for s in ("unseen", "source")), cost, strict=True
                 )
                 if c is not None
             )
-            + f"; on average {-mean:+.2f} points (at most −{HONEST_LIMIT}: {verdict}).",
+            + f"; on average {0 - mean:+.2f} points (at most −{HONEST_LIMIT}: {verdict}).",
         ]
     base = [r for r in runs if r["attack"] == ABSENT]
     lines += [

@@ -203,25 +203,24 @@ def cut(update: Update, given: Factors, start: State) -> Update:
             grams |= dict.fromkeys(layers, gram * given.grams[layers[0]])
     numbers = dict(update.metrics)
     numbers |= {n: numbers[n] * f for n, f in given.counts.items() if n in numbers}
-    whole = {
-        # A rounding error must not make a whole number one less.
-        key: max(1, int(count * given.counts.get(key, 1.0) * (1 + 1e-12)))
-        for key, count in (
-            ("num-examples", update.num_examples),
-            ("num-clients", update.num_clients),
-        )
-    }
-    numbers |= {
-        key: count for key, count in whole.items() if key in numbers and key in given.counts
-    }
+    examples = _whole(update.num_examples, given.counts.get("num-examples", 1.0))
+    clients = _whole(update.num_clients, given.counts.get("num-clients", 1.0))
+    for name, count in (("num-examples", examples), ("num-clients", clients)):
+        if name in numbers and name in given.counts:
+            numbers[name] = count
     return replace(
         update,
         state=state,
         grams=grams,
         metrics=numbers,
-        num_examples=whole["num-examples"],
-        num_clients=whole["num-clients"],
+        num_examples=examples,
+        num_clients=clients,
     )
+
+
+def _whole(count: int, factor: float) -> int:
+    """Return a count times a factor; a rounding error does not make it one less."""
+    return max(1, int(count * factor * (1 + 1e-12)))
 
 
 def scale_back(value: Tensor, start: Tensor, factor: float) -> Tensor:

@@ -101,3 +101,20 @@ def test_the_table_goes_between_its_marks(tmp_path):
     page.write_text(f"before\n{run_all.BEGIN}\nold\n{run_all.END}\nafter\n")
     run_all.write_page("new", page)
     assert page.read_text() == f"before\n{run_all.BEGIN}\nnew\n{run_all.END}\nafter\n"
+
+
+def test_poison_runs_and_shows_what_it_missed(tmp_path, capsys):
+    poison = importlib.import_module("poison")
+    poison.main(["--quick", "--folder", str(tmp_path), "--attacks", "sign flip", "NaN"])
+    record = json.loads((tmp_path / "poison-digits.json").read_text(encoding="utf-8"))
+    assert len(record["runs"]) == 2 * (1 + 2 + 2 * 2)
+    by = {(r["tier"], r["defence"], r["attack"]): r for r in record["runs"]}
+    for tier in poison.SHAPES:
+        absent, refused = by[tier, "default", "absent"], by[tier, "default", "NaN"]
+        assert (refused["unseen"], refused["source"]) == (absent["unseen"], absent["source"])
+    for run in record["runs"]:
+        if run["defence"] == "default" and run["attack"] == "sign flip":
+            run["unseen"] -= 0.5
+    text = poison.table(record)
+    assert text.count("miss |") >= 2
+    assert "sign flip by one client, default; " in text.split("Misses")[1]
