@@ -30,7 +30,7 @@ fuzz: install      ## 50,000 spoilt replies, parcels, files and folders; a quart
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/fuzz.py 50000
 
 FLOWER_TESTS ?= $(wildcard tests/hfedatm/test_flower_internals.py tests/hfedatm/test_runtime*.py \
-	tests/hfedatm/test_deploy_*.py tests/hfedatm/test_handover*.py) tests/hfedatm/trust tests/station tests/client
+	tests/hfedatm/test_deploy_*.py tests/hfedatm/base/test_handover*.py) tests/hfedatm/base/trust tests/station tests/client
 
 test-flower: install  ## what touches Flower, against VERSION of it, which goes to a temporary folder
 	@test -n "$(VERSION)" || { echo "say which: make test-flower VERSION=1.42.0"; exit 2; }

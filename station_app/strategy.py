@@ -20,8 +20,9 @@ from flwr.serverapp.strategy import Strategy
 from hfedatm.base.admission import Admission
 from hfedatm.base.errors import UserError
 from hfedatm.base.privacy_settings import gram_examples
-from hfedatm.base.records import Failure, State, Task, record_to_state, state_to_record
+from hfedatm.base.records import Failure, Task, record_to_state, state_to_record
 from hfedatm.base.seeding import derive
+from hfedatm.base.state import State
 from hfedatm.base.wire import Expected, NodeUpdate, Scores, checked, read_scores, read_update
 from hfedatm.contracts import Rule, StationSide
 from hfedatm_core import Gram, GramAccumulator, MeanAccumulator, Update

@@ -14,7 +14,9 @@ FLOORS = {  # from the ground up; the longest name that fits a module counts
     "mathematics": ["hfedatm_core"],
     "shared base": ["hfedatm", "hfedatm.moved", "hfedatm.base", "hfedatm.contracts"],
     "tiers": [*TIERS],
-    "what assembles the tiers": ["hfedatm.runtime", "hfedatm.deploy"],
+    "what assembles the tiers": [
+        *("hfedatm.runtime", "hfedatm.deploy", "hfedatm.flower_internals"),
+    ],
     "what a person touches": [
         *("hfedatm.cli", "hfedatm.report", "hfedatm.reproduce", "hfedatm.comparison"),
         *("hfedatm.exporting", "hfedatm.preflight", "hfedatm.runs", "hfedatm.starter"),
@@ -97,7 +99,7 @@ def test_imports_point_down(texts):
 
 def test_every_room_of_a_floor_is_there(texts):
     missing = [room for rooms in FLOORS.values() for room in rooms if room not in texts]
-    assert set(missing) <= {"hfedatm_files"}
+    assert not missing
 
 
 def test_no_modules_import_each_other_in_a_circle(texts):
