@@ -7,8 +7,9 @@ tensors; that of one update is what at least half of the others reach with it,
 
 Honest updates that start from one model agree (0.3 to 0.6 while there is something to learn, also
 between domains); noise agrees with nobody and a flipped update less than that. An update is left
-out if ``a_k < least · med a``. Where the updates hardly agree at all, as at the end of training,
-nobody can be told from the others, and nobody is left out.
+out if ``a_k < least · med a``; of three or four only if ``a_k < 0``, because there two whose
+domains are alike make the third, honest one look odd. Where the updates hardly agree at all, as at
+the end of training, nobody can be told from the others, and nobody is left out.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from torch import Tensor
 
 PEERS = 32
 """Updates that every update is compared with: the cost grows with their number, not its square."""
+
+MANY = 5
+"""Updates from which on little agreement is reason enough."""
 
 CONSENSUS = 0.1
 """Agreement below which updates tell nothing about each other."""
@@ -47,5 +51,6 @@ def outsiders(agreements: Tensor, least: float) -> list[int]:
     usual = float(agreements.median())
     if usual < CONSENSUS:
         return []
+    bar = least * usual if count >= MANY else 0.0
     order = agreements.argsort().tolist()
-    return [k for k in order[: (count - 1) // 2] if float(agreements[k]) < least * usual]
+    return [k for k in order[: (count - 1) // 2] if float(agreements[k]) < bar]
