@@ -88,10 +88,10 @@ class GPerXAN(Method):
         self._weight = head.weight.detach().clone()
         self._bias = None if head.bias is None else head.bias.detach().clone()
 
-        def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        def keep_features(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             self._features = inputs[0]
 
-        head.register_forward_pre_hook(look)
+        head.register_forward_pre_hook(keep_features)
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
         """Return cross-entropy plus the guiding loss."""

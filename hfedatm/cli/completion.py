@@ -18,7 +18,7 @@ BUILT_IN = {
     "model": ("hfedatm_core", "models", "def build("),
     "client-method": ("client_app", "methods", "class "),
     "server-rule": ("server_app", "rules", "class "),
-    "track": ("hfedatm", "tracking", "class "),
+    "track": ("server_app", "tracking", "class "),
 }
 
 
