@@ -18,6 +18,8 @@ BUILT_IN = {
     "model": ("hfedatm_core", "models", "def build("),
     "client-method": ("client_app", "methods", "class "),
     "server-rule": ("server_app", "rules", "class "),
+    "robust-clients": ("hfedatm_core", "robust/rules", "class "),
+    "robust-stations": ("hfedatm_core", "robust/rules", "class "),
     "track": ("server_app", "tracking", "class "),
 }
 

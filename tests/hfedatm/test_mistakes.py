@@ -24,6 +24,8 @@ PLUGINS = {
     "server-rule": "must be a subclass of hfedatm.contracts.rule.Rule",
     "track": "must be a subclass of hfedatm.contracts.tracker.Tracker",
     "train-fn": "train(model, batches, received, settings)",
+    "robust-clients": "must be a subclass of hfedatm_core.robust.rules.base.RobustRule",
+    "robust-stations": "must be a subclass of hfedatm_core.robust.rules.base.RobustRule",
 }
 FREE_TEXT = {
     "preset": ["nonsense"],
