@@ -89,7 +89,7 @@ class Round:
         return self
 
     def reveal(self, ids=None):
-        if self.clients[self.station.survivors()[0]].stage == "sign":
+        if all(self.clients[i].stage == "sign" for i in self.station.survivors()):
             self.sign()
         signatures = self.station.signatures()
         for i, client in self._each(self.station.survivors() if ids is None else ids):
