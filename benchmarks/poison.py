@@ -45,7 +45,7 @@ DATA: dict[str, dict[str, Any]] = {
     "digits4": {"preset": "digits4-lenet5", "rounds": 4, "local-epochs": 1},
 }
 OFF = {"bound-factor": 0, "claim-factor": 0, "least-agreement": 0, "max-fall": 0}
-ROBUST = "trimmed-mean"
+ROBUST = "geometric-median"
 DEFENCES: dict[str, dict[str, Any]] = {
     "none": OFF,
     "default": {},

@@ -198,7 +198,7 @@ class Settings(BaseModel):
         3.0, ge=0, description="times the median that a node's examples count; 0 is no bound"
     )
     least_agreement: float = Field(
-        0.25,
+        0.1,
         ge=0,
         lt=1,
         description="of the median agreement that an update must reach to enter; 0 is off",

@@ -1,7 +1,9 @@
 """Which updates point where the others do.
 
-The agreement of two updates is the cosine between the ways they move a tensor, as a mean over the
-tensors; that of one update is what at least half of the others reach with it,
+The agreement of two updates is the cosine between the ways they move a weight, as a mean over the
+weight matrices and filters (a bias of a few numbers points anywhere: two numbers of a binary
+classifier have cosine 1 or −1); that of one update is what at least half of the others reach with
+it,
 
     C_kj = mean_t ⟨u_kt, u_jt⟩ / (‖u_kt‖ ‖u_jt‖),        a_k = upper median_{j ≠ k} C_kj .
 
@@ -17,6 +19,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hfedatm_core.tensors import State
+
 PEERS = 32
 """Updates that every update is compared with: the cost grows with their number, not its square."""
 
@@ -25,6 +29,15 @@ MANY = 5
 
 CONSENSUS = 0.1
 """Agreement below which updates tell nothing about each other."""
+
+
+def telling(start: State) -> list[str]:
+    """Return the tensors whose direction tells something: matrices and filters, if there are any.
+
+    Counters tell nothing.
+    """
+    floating = {name: value.ndim for name, value in start.items() if value.is_floating_point()}
+    return [name for name, axes in floating.items() if axes > 1] or list(floating)
 
 
 def peers(count: int) -> list[int]:

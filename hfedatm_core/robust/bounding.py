@@ -53,7 +53,7 @@ class Bounds:
 
     factor: float = 2.0
     claims: float = 3.0
-    agreement: float = 0.25
+    agreement: float = 0.1
 
 
 @dataclass(frozen=True)

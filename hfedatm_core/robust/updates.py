@@ -197,16 +197,13 @@ class BoundedUpdates:
             return torch.tensor([])
         compared = agreement.peers(count)
         total, tensors = torch.zeros(count, len(compared), dtype=torch.float64), 0
-        for name, start in self.start.items():
-            lengths = torch.tensor(
-                [
-                    own.moves[name] * given.moves.get(name, 1.0)
-                    for own, given in zip(self._sizes, self._factors, strict=True)
-                ],
-                dtype=torch.float64,
-            )
-            # Counters tell nothing of a direction, nor does what hardly anybody moves.
-            if not start.is_floating_point() or float(lengths.median()) == 0.0:
+        for name in agreement.telling(self.start):
+            moves = [
+                own.moves[name] * given.moves.get(name, 1.0)
+                for own, given in zip(self._sizes, self._factors, strict=True)
+            ]
+            lengths = torch.tensor(moves, dtype=torch.float64)
+            if float(lengths.median()) == 0.0:  # hardly anybody moves it
                 continue
             scale = torch.where(lengths > 0, lengths, 1.0).reciprocal()
             products = torch.zeros_like(total)
