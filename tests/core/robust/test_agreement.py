@@ -135,18 +135,15 @@ def test_it_can_be_switched_off():
     assert len(held([*(honest(k) for k in range(4)), hostile("flip")], least=0.0)) == 5
 
 
-def test_agreements_are_those_of_numpy():
+def test_agreements_are_those_of_numpy_over_the_matrices():
     updates = [*(honest(k) for k in range(4)), hostile("noise")]
-    moves = [{n: (u.state[n] - START[n]).double().numpy().ravel() for n in START} for u in updates]
-    cosine = np.mean(
+    moves = [(u.state["a"] - START["a"]).double().numpy().ravel() for u in updates]
+    norms = [np.linalg.norm(move) for move in moves]
+    cosine = np.array(
         [
-            [
-                [a[n] @ b[n] / np.linalg.norm(a[n]) / np.linalg.norm(b[n]) for b in moves]
-                for a in moves
-            ]
-            for n in START
-        ],
-        axis=0,
+            [a @ b / x / y for b, y in zip(moves, norms, strict=True)]
+            for a, x in zip(moves, norms, strict=True)
+        ]
     )
     wanted = [sorted(np.delete(row, k), reverse=True)[1] for k, row in enumerate(cosine)]
     found = held(updates).standing
@@ -159,6 +156,12 @@ def test_the_order_of_arrival_changes_nothing(order):
     found = held([updates[k] for k in order])
     assert sorted(names(found)) == sorted(names(updates[:5]))
     assert found.standing == pytest.approx(held(updates).standing)
+
+
+def test_biases_and_counters_tell_nothing_where_there_are_matrices():
+    state = {"w": torch.ones(2, 2), "b": torch.ones(2), "n": torch.tensor(1)}
+    assert agreement.telling(state) == ["w"]
+    assert agreement.telling({"b": torch.ones(2), "n": torch.tensor(1)}) == ["b"]
 
 
 @given(st.integers(1, 500))
