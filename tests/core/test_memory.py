@@ -77,6 +77,35 @@ def test_merging_16_stations_takes_no_more_memory_than_4(wide):
     assert many - few < 2 * STATE_BYTES  # holding the other updates would take twelve and more
 
 
+HELD = """
+from hfedatm_core.robust import held
+from hfedatm_core.robust.bounding import Bounds
+from hfedatm_core.robust.rules.trimmed_mean import TrimmedMean
+from hfedatm_core.robust.updates import BoundedUpdates
+held.MEMORY = 8_000_000
+start = {"w": torch.zeros(1000, 1000), "b": torch.zeros(1000)}
+def hold(count):
+    updates = BoundedUpdates(start, Bounds())
+    for number in range(count):
+        generator = torch.Generator().manual_seed(number)
+        state = {n: 1 + torch.randn(v.shape, generator=generator) for n, v in start.items()}
+        updates.add(Update(state, {"w": Gram.from_dense(torch.eye(1000))}, name=str(number)))
+        del state
+    seen = [update.name for update in TrimmedMean().admit(updates)]
+    assert seen == [str(number) for number in range(count)], (seen, updates.cuts())
+    updates.close()
+for count in (4, 24):
+    hold(count)
+    print(peak())
+"""
+
+
+@linux
+def test_holding_24_updates_takes_no_more_memory_than_4():
+    few, many = peaks_of(HELD)
+    assert many - few < 2 * 6e6  # the twenty others are 120 MB
+
+
 class _Largest(TorchDispatchMode):
     """Remember the largest tensor that any operation returns."""
 
