@@ -9,9 +9,10 @@ it,
 
 Honest updates that start from one model agree (0.3 to 0.6 while there is something to learn, also
 between domains); noise agrees with nobody and a flipped update less than that. An update is left
-out if ``a_k < least · med a``; of three or four only if ``a_k < 0``, because there two whose
-domains are alike make the third, honest one look odd. Where the updates hardly agree at all, as at
-the end of training, nobody can be told from the others, and nobody is left out.
+out if ``a_k < least · med a``; of three or four only if it opposes the others,
+``a_k < −med a / 2``, because there two whose domains are alike make a third, honest one look odd.
+Where the updates hardly agree at all, as at the end of training, nobody can be told from the
+others, and nobody is left out.
 """
 
 from __future__ import annotations
@@ -64,6 +65,6 @@ def outsiders(agreements: Tensor, least: float) -> list[int]:
     usual = float(agreements.median())
     if usual < CONSENSUS:
         return []
-    bar = least * usual if count >= MANY else 0.0
+    bar = (least if count >= MANY else -0.5) * usual
     order = agreements.argsort().tolist()
     return [k for k in order[: (count - 1) // 2] if float(agreements[k]) < bar]

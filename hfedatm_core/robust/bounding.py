@@ -112,7 +112,8 @@ def usual(sizes: Sequence[Sizes], start: State) -> Sizes | None:
     for name in sizes[0].moves:
         found = [one.moves[name] for one in sizes]
         if len(sizes) == 2:
-            found.append(norm_of(start[name].double()))
+            # Nothing can be told from a tensor of zeros.
+            found.append(norm_of(start[name].double()) or max(found))
         moves[name] = statistics.median(found)
     return Sizes(
         {name: float(middle(v)) for name, v in _columns(one.counts for one in sizes).items()},

@@ -171,7 +171,8 @@ class BoundedUpdates:
     def _outside(self) -> dict[int, str]:
         """Places of the updates that are left out, and why; always a minority."""
         count = len(self._held)
-        if count < 3 or not self.bounds.agreement:
+        # Networks that were trained apart differ in scale; theirs are cut back, and nobody is out.
+        if count < 3 or not self.bounds.agreement or self._own_starts:
             return {}
         excess = [beyond(own, given) for own, given in zip(self._sizes, self._factors, strict=True)]
         far = sorted((p for p in range(count) if excess[p] > BEYOND), key=lambda p: -excess[p])
