@@ -277,10 +277,18 @@ class StationStrategy(Strategy):
         answered = self._asked - len(failed) if taken else 0
         needed = max(1, math.ceil(self.settings.client_quorum * self._asked))
         if answered < needed:
-            reasons = "; ".join(f"{f.node}: {f.reason}" for f in failed[:5]) or "it has no clients"
+            reasons = "; ".join(_grouped(failed)) or "it has no clients"
             raise TooFewClients(
                 f"{answered} of {self._asked} clients answered, {needed} are needed: {reasons}"
             )
+
+
+def _grouped(failures: Iterable[Failure], most: int = 5) -> list[str]:
+    """Return every reason once, with who gave it: all clients may refuse for the same one."""
+    nodes: dict[str, list[str]] = {}
+    for failure in failures:
+        nodes.setdefault(failure.reason, []).append(failure.node)
+    return [f"{', '.join(who[:most])}: {reason}" for reason, who in list(nodes.items())[:most]]
 
 
 def _repair(gram: Gram) -> Gram:

@@ -5,6 +5,7 @@ import subprocess
 
 import httpx
 import pytest
+import tomli_w
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from deployment import Deployment, wait_until
 from flwr.app import Message, RecordDict
@@ -189,3 +190,18 @@ def test_whoever_holds_the_link_cannot_bring_code_to_its_nodes(deployment, tmp_p
     wait_until(lambda: said.exists() and said.read_text(), "the nodes have answered", 300)
     assert said.read_text().count("refused: it is not signed") == 2
     assert not ran.exists()
+
+
+def test_code_that_an_owner_did_not_allow_is_refused_and_the_person_is_told(deployment):
+    """By the server for itself; then, where server and station allow it, by every client."""
+    asked = SMALL | {"train-fn": "builtins:print"}
+    run = deployment.submit("not-by-the-server", **asked)
+    assert run.process.wait(600) != 0
+    assert "train-fn" in run.log and "builtins:print" in run.log and "policy" in run.log
+    for machine in ("server", STATION):
+        path = deployment.folder / machine / "policy.toml"
+        path.write_text(tomli_w.dumps({"code": {"allowed": ["builtins:print"]}}))
+    run = deployment.submit("not-by-the-clients", **asked)
+    assert run.process.wait(600) != 0
+    (line,) = {line for line in run.log.splitlines() if "no round changed the model" in line}
+    assert "client 0" in line and "builtins:print" in line

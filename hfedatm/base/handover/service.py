@@ -145,4 +145,5 @@ def do(job: Job, work: Work) -> None:
     except Exception as error:
         lines = traceback.format_exc().splitlines()
         log.error("job %s failed:\n%s", job.stem.name, "\n".join(map(printable, lines)))
-        job.fail(f"{type(error).__name__}: {error}")
+        # A user's mistake says by itself what it is, and a line is short.
+        job.fail(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")

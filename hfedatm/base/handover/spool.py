@@ -23,6 +23,7 @@ from typing import IO
 
 from flwr.app import RecordDict
 
+from hfedatm.base.errors import UserError
 from hfedatm.base.handover import recordfile
 from hfedatm.base.text import printable
 from hfedatm_files import half_written, write_text
@@ -31,7 +32,7 @@ MOST_REASON = 4000
 """Characters of the reason why a job has no result."""
 
 
-class HandoverError(RuntimeError):
+class HandoverError(UserError):
     """A job was not done; the text is meant for the log of whoever asked."""
 
 
