@@ -32,7 +32,12 @@ from hfedatm.cli.main import app, typer_app
 from hfedatm_core.discovery import available
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SMALL = {
     "rounds": 1,
