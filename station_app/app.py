@@ -57,6 +57,7 @@ def serve(grid: Grid, context: Context) -> None:
             settings = Task.from_record(content["task"]).settings
             roster.wait_for(settings.clients_per_station, settings.join_timeout)
             waited = True
+        clients.begin_job()
         return run_station(clients, content)
 
     spool = Spool(Path(str(context.run_config["spool"])))

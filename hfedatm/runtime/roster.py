@@ -76,6 +76,10 @@ class LiveGrid(MappedGrid):
         self._signer = Signer.load()
         self._names: dict[int, str] = {}
 
+    def begin_job(self) -> None:
+        """Start another job: the one above may ask again for a step that was done before."""
+        self._signer = Signer.load()
+
     def get_node_ids(self) -> list[int]:
         """Return the places of all children seen so far."""
         present = self._roster.present()

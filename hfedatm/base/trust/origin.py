@@ -57,7 +57,7 @@ class Statement:
     run
         Flower's id of the run that sends the message.
     sender
-        A number drawn by the sending process: one that was started again may ask again.
+        A number drawn for each job of the sender: one that was started again may ask again.
     type
         Flower's type of the message, for example ``train.measure``.
     step
@@ -95,7 +95,7 @@ class Statement:
 
 
 class Signer:
-    """Signs the tasks of one process, for one run."""
+    """Signs the tasks of one job."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
