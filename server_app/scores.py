@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hfedatm.base.results import source_rank
 from hfedatm_core.robust.counting import bounded_counts, score
 
 
@@ -41,15 +42,10 @@ def source_scores(
     }
 
 
-def source_score(source: Mapping[str, Any]) -> float:
-    """Return what the best model is chosen by."""
-    return float(source.get("score", source["accuracy"]))
-
-
 def summarise(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the outcome: the last round, the best by source validation, and what it took."""
     scored = [r for r in rounds if "source" in r]
-    best = max(scored, key=lambda r: (source_score(r["source"]), -r["round"]), default=None)
+    best = max(scored, key=lambda r: (source_rank(r), -r["round"]), default=None)
     return {
         "rounds": len(rounds),
         "last": _scores(rounds[-1]) if rounds else None,

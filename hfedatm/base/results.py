@@ -113,8 +113,8 @@ class RunFolder:
         number = int(record["round"])
         if server:
             _save(self.path / f"server-{number}.safetensors", server)
-        score = _source_score(record)
-        earlier = [s for s in map(_source_score, self.rounds()) if s is not None]
+        score = source_rank(record)
+        earlier = [s for s in map(source_rank, self.rounds()) if s is not None]
         if score is not None and all(score > other for other in earlier):
             _save(self.path / "best.safetensors", model, {"round": str(number)})
         _save(
@@ -186,9 +186,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _source_score(record: Mapping[str, Any]) -> float | None:
+def source_rank(record: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return what the best model is chosen by: the score of its round, then the accuracy.
+
+    Rounds of older runs have no score.
+    """
     source = record.get("source")
-    return None if source is None else float(source.get("score", source["accuracy"]))
+    if source is None:
+        return None
+    return float(source.get("score", source["accuracy"])), float(source["accuracy"])
 
 
 def read_tensors(path: Path) -> tuple[State, dict[str, str]]:
