@@ -141,7 +141,8 @@ def fall(runs: list[dict[str, Any]], key: tuple[str, str, str], score: str) -> f
 def table(record: dict[str, Any]) -> str:
     """Return the Markdown table: points lost against the run without the node, and misses."""
     runs = record["runs"]
-    seeds = sorted({r["seed"] for r in runs})
+    seeds = sorted({r["seed"] for r in runs if r["attack"] in ATTACKS})
+    honest_seeds = sorted({r["seed"] for r in runs if r["attack"] == HONEST})
     shown = [
         d
         for d in ("none", *LIMITS)
@@ -181,7 +182,9 @@ def table(record: dict[str, Any]) -> str:
         verdict = "reached" if mean <= HONEST_LIMIT else "**missed**"
         lines += [
             "",
-            "Nobody lies, default defences against none: "
+            "Nobody lies, default defences against none, seeds "
+            + ", ".join(map(str, honest_seeds))
+            + ": "
             + ", ".join(
                 f"{score} of {SHAPES[tier]['stations']} x {SHAPES[tier]['clients-per-station']} "
                 f"{0 - c:+.1f}"
@@ -192,7 +195,7 @@ def table(record: dict[str, Any]) -> str:
             )
             + f"; on average {0 - mean:+.2f} points (at most −{HONEST_LIMIT}: {verdict}).",
         ]
-    base = [r for r in runs if r["attack"] == ABSENT]
+    base = [r for r in runs if r["attack"] == ABSENT and r["seed"] in seeds]
     lines += [
         "",
         f"{record['settings']['dataset']}, seeds {', '.join(map(str, seeds))}, λ = 0, "
