@@ -392,7 +392,7 @@ def test_what_fails_on_every_client_is_shown_to_who_started_the_run(
     given = SMALL | {"rounds": 1, "output": tmp_path, "run-name": "run", key: f"{lab}:{name}"}
     message = fails("run", *(f"{key}={value}" for key, value in given.items()))
     assert "no round changed the model" in message
-    assert "client 0: " in message and cure in message, message
+    assert "client 0, client 1: " in message and cure in message, message
     [record] = [json.loads(line) for line in (tmp_path / "run/rounds.jsonl").open()]
     for client in range(4):
         assert any(f"client {client}: " in failure["reason"] for failure in record["failures"])
