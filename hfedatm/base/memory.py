@@ -7,7 +7,6 @@ has already done. So what it keeps is a file per point in time, and reading asks
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from hfedatm.base.environment import state_root
 from hfedatm.base.errors import UserError
 from hfedatm_files import PRIVATE, replacing
 
@@ -26,11 +26,6 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 Moment = tuple[int, int]
 """Global round, station round."""
 _MOMENT = re.compile(r"(\d{1,9})-(\d{1,9})\.safetensors")
-
-
-def state_root(root: str | Path | None = None) -> Path:
-    """Return the folder of all that a node keeps."""
-    return Path(root or os.environ.get("HFEDATM_STATE") or Path.home() / ".cache/hfedatm/state")
 
 
 class NodeMemory:

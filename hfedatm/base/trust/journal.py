@@ -6,7 +6,6 @@ asked with other content is refused, as is one whose reply has been forgotten.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 from filelock import FileLock
 from flwr.app import RecordDict
 
+from hfedatm.base.environment import state_root
 from hfedatm.base.handover import recordfile
 
 KEPT_REPLIES = 2
@@ -44,8 +44,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        state = os.environ.get("HFEDATM_STATE") or Path.home() / ".cache/hfedatm/state"
-        self._folder = folder or Path(state) / "journal"
+        self._folder = folder or state_root() / "journal"
 
     @contextmanager
     def step(self, key: str, digest: str, expires: float, *, keep: bool = True) -> Iterator[Entry]:
