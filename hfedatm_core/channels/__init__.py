@@ -1,1 +1,1 @@
-"""Which axes of which tensors of a network carry the same channels."""
+"""Find the axes of a network's tensors that carry the same channels."""

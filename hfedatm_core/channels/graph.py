@@ -1,4 +1,4 @@
-"""Which axes of which tensors share one channel space of a network.
+"""The axes of tensors that share one channel space of a network.
 
 A permutation ``p`` of the channels of a group keeps the network's function when every axis that
 lives in that channel space is permuted with it: the filters that write the channels, their biases
@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hfedatm_core.channels.groups import ChannelGroup, Member
+from hfedatm_core.channels.groups import OUTPUT, ChannelGroup, Member
+from hfedatm_core.channels.norms import Norm
 from hfedatm_core.channels.tracing import trace
 from hfedatm_core.tensors import take
 
@@ -28,31 +29,43 @@ class ChannelGraph:
     Attributes
     ----------
     groups
-        What may be permuted; the inputs of a group's first producer come from earlier groups.
+        The groups that may be permuted; the inputs of a group's first producer come from earlier
+        groups.
     frozen
-        Module name -> why the channels it writes (or, for an operation that is not understood,
-        reads) must stay in their order.
+        Module name -> the reason why the channels it writes (or, for an operation that is not
+        understood, reads) must stay in their order.
     kernels
         Weights of convolutions, whose spatial size may differ between two models.
+    norms
+        Every BatchNorm that is part of the layer before it, in the order of the forward pass.
+    lone_norms
+        The name of every other BatchNorm -> the reason why it belongs to no layer.
     """
 
     groups: tuple[ChannelGroup, ...] = ()
     frozen: dict[str, str] = field(default_factory=dict)
     kernels: frozenset[str] = frozenset()
+    norms: tuple[Norm, ...] = ()
+    lone_norms: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def trace(cls, model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any]) -> ChannelGraph:
+    def trace(
+        cls, model: nn.Module, inputs: Tensor | Sequence[Any] | Mapping[str, Any]
+    ) -> ChannelGraph:
         """Derive the groups of ``model`` from one example input.
 
-        The model is not run: its graph is recorded with ``torch.fx`` and only shapes are
-        propagated. A model that cannot be recorded gives a graph without groups.
+        Nothing is computed: the tracer follows the model's operations on tensors without values,
+        once in evaluation and once in training mode. A model that cannot be followed (because its
+        control flow depends on values) gives a graph without groups, with the reason in
+        :attr:`frozen`.
 
         Parameters
         ----------
         model
             Any module; it is not modified.
         inputs
-            Positional (a tuple) or keyword (a mapping) arguments of ``model.forward``.
+            A tensor, or the positional (a tuple) or keyword (a mapping) arguments of
+            ``model.forward``.
 
         Examples
         --------
@@ -66,7 +79,7 @@ class ChannelGraph:
     def permute(
         self, state: Mapping[str, Tensor], permutations: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Reorder channels on every axis that carries them; the network's function stays.
+        """Reorder channels on every axis that carries them; the network computes the same function.
 
         Parameters
         ----------
@@ -86,7 +99,7 @@ class ChannelGraph:
     def permute_axis(
         self, name: str, tensor: Tensor, axis: int, permutations: Mapping[str, Tensor]
     ) -> Tensor:
-        """Reorder one axis of the named tensor; as it is, not a copy, where nothing moves."""
+        """Reorder one axis of the named tensor; return the tensor itself if nothing moves."""
         index = self.index(name, axis, tensor.shape[axis], permutations)
         return tensor if index is None else take(tensor, index, axis)
 
@@ -112,18 +125,37 @@ class ChannelGraph:
             permutation = permutations.get(group.name)
             if permutation is None:
                 continue
-            if permutation.numel() == length:  # the usual case: nothing else on this axis
-                return permutation
-            if index is None:
-                index = torch.arange(length)
-            block = torch.arange(member.block)
-            places = (permutation[:, None] * member.block + block).flatten() + member.offset
-            index[member.offset : member.offset + places.numel()] = places
+            if permutation.numel() == length and member.places is None:
+                return permutation  # the usual case: nothing else on this axis
+            places = member.positions(group.size)
+            before = torch.arange(length) if index is None else index
+            index = before.clone()
+            index[places.flatten()] = before[places[permutation].flatten()]
         return index
 
     def groups_at(self, tensor: str, axis: int) -> tuple[str, ...]:
         """Names of the groups that one tensor axis belongs to."""
         return tuple(group.name for group, _ in self._by_axis.get((tensor, axis), ()))
+
+    def partners(self, group: ChannelGroup, member: Member) -> tuple[str, ...]:
+        """Names of other groups that may order the same positions as one member of a group.
+
+        The groups of a grouped convolution as wholes and the channels within each of them are
+        two channel groups on one axis: before filters are compared for one, they must be in the
+        order of the other.
+        """
+        if member.places is None and member.block == 1:
+            return ()
+        names = self.groups_at(member.tensor, member.axis)
+        return tuple(name for name in names if name != group.name)
+
+    @property
+    def unaligned(self) -> dict[str, str]:
+        """Module name -> the reason why its channels are merged in the order they have.
+
+        Empty when all is aligned. Outputs of the network are not listed: their order has a meaning.
+        """
+        return {name: reason for name, reason in self.frozen.items() if reason != OUTPUT}
 
     @cached_property
     def _by_axis(self) -> dict[tuple[str, int], list[tuple[ChannelGroup, Member]]]:

@@ -1,290 +1,180 @@
-"""Find the channel groups of a module, with ``torch.fx``.
+"""Find the channel groups of a module.
 
-Convolutions and Linear layers read the channel spaces of their input and open a new one; norm
-layers, activations and pooling pass them on; a flatten widens the blocks; additions unite spaces;
-concatenations line them up. The network's inputs and outputs keep their order, and so does
-everything that an operation touches which is not understood: never a wrong permutation.
+Every position along every axis gets a name, an *atom* (:mod:`hfedatm_core.channels.atoms`). The
+tracer follows the model operation by operation (:mod:`hfedatm_core.channels.recording`). Each
+operation unites atoms, passes them on, or freezes them when it is not understood. Atoms that remain
+free and that all tensors treat alike form a group (:mod:`hfedatm_core.channels.exchange`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from torch import fx, nn
+import numpy as np
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from hfedatm_core.channels import operations
-from hfedatm_core.channels.groups import ChannelGroup, Kind, Member
-from hfedatm_core.channels.recording import Recording, record
-from hfedatm_core.channels.spaces import ChannelLayout, Segment, Spaces
+from hfedatm_core.channels.atoms import POSITION
+from hfedatm_core.channels.exchange import Axis, Cells, Stretch, rows_of
+from hfedatm_core.channels.groups import OUTPUT, ChannelGroup, Kind, Member, Role
+from hfedatm_core.channels.layouts import Column
+from hfedatm_core.channels.norms import BATCH_NORMS, Norm, find_norms
+from hfedatm_core.channels.recording import Inputs, Recording
 
 _LOG = logging.getLogger(__name__)
-_OUTPUT = "its channels are the network's output"
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Traced(NamedTuple):
-    """What tracing finds: the fields of :class:`~hfedatm_core.channels.graph.ChannelGraph`."""
+    """The result of tracing: the fields of :class:`~hfedatm_core.channels.graph.ChannelGraph`."""
 
     groups: tuple[ChannelGroup, ...]
     frozen: dict[str, str]
     kernels: frozenset[str]
+    norms: tuple[Norm, ...]
+    lone_norms: dict[str, str]
 
 
-def trace(model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any]) -> Traced:
+def trace(model: nn.Module, inputs: Inputs) -> Traced:
     """See :meth:`hfedatm_core.channels.graph.ChannelGraph.trace`."""
     kernels = frozenset(
         f"{name}.weight" if name else "weight"
         for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, operations.CONVOLUTIONS)
+        if isinstance(module, _CONVOLUTIONS)
     )
     try:
-        recording = record(model, inputs)
-    except Exception as error:  # whatever the user's forward raises under tracing
-        reason = f"torch.fx cannot record this model: {type(error).__name__}: {error}"
+        recording = Recording(model)
+        # Some layers run in one of the two modes only.
+        evaluation, training = (recording.run(inputs, mode) for mode in (False, True))
+    except Exception as error:  # the user's forward may raise anything
+        what = f"{type(error).__name__}: {error}"
+        if isinstance(error, DataDependentOutputException):
+            what = f"its control flow depends on values ({error})"
+        reason = f"cannot record the operations of this model: {what}"
         _LOG.warning("%s is merged without channel alignment: %s", type(model).__name__, reason)
-        return Traced((), {type(model).__name__: reason}, kernels)
-    walk = _Walk(recording)
-    for node in recording.nodes:
-        walk.visit(node)
-    return walk.result(kernels)
+        norms = [n for n, module in model.named_modules() if isinstance(module, BATCH_NORMS)]
+        return Traced((), {type(model).__name__: reason}, kernels, (), dict.fromkeys(norms, reason))
+    _fix_around_unused(recording, dict(model.named_parameters()))
+    groups, frozen = _groups(recording, _aliases(model))
+    for reason in dict.fromkeys(frozen.values()):
+        if reason != OUTPUT:
+            modules = [name for name in frozen if frozen[name] == reason]
+            shown = ", ".join(modules[:3]) + (", ..." if len(modules) > 3 else "")
+            _LOG.warning("channels of %s stay unaligned: %s", shown, reason)
+    norms_found = find_norms(model, recording.names, evaluation, training)
+    return Traced(groups, frozen, kernels, *norms_found)
 
 
-class _Walk:
-    """One pass over the recorded graph in the order of the forward pass."""
+def _aliases(model: nn.Module) -> dict[str, list[str]]:
+    """Return all names of each tensor, keyed by its first name."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in (
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ):
+        names.setdefault(id(tensor), []).append(name)
+    return {same[0]: same for same in names.values()}
 
-    def __init__(self, recording: Recording) -> None:
-        model = recording.model
-        self.modules = dict(model.named_modules(remove_duplicate=False))
-        self.shapes = recording.shapes
-        self.layouts: dict[fx.Node, ChannelLayout] = {}
-        self.spaces = Spaces()
-        self.writers: list[tuple[str, Segment, Kind]] = []
-        self.frozen: dict[str, str] = {}
-        named = (
-            *model.named_parameters(remove_duplicate=False),
-            *model.named_buffers(remove_duplicate=False),
-        )
-        self.aliases: dict[int, list[str]] = {}  # one tensor may be stored under several names
-        for name, tensor in named:
-            self.aliases.setdefault(id(tensor), []).append(name)
-        self.tensors = dict(named)
 
-    # --- one node ------------------------------------------------------------------------------
+def _fix_around_unused(recording: Recording, parameters: Mapping[str, Tensor]) -> None:
+    """Freeze channels that weights which were not used here may read in another call."""
+    for name, parameter in parameters.items():
+        if name in recording.used or not parameter.dim():
+            continue
+        owner = name
+        while owner and owner not in recording.passed:
+            owner = owner.rpartition(".")[0]
+        reason = f"{name} is used neither in evaluation nor in training"
+        for layout in recording.passed.get(owner, ()):
+            recording.atoms.freeze(layout, f"it may reach {name}: {reason}")
+        recording.frozen.setdefault(name.rpartition(".")[0], reason)
 
-    def visit(self, node: fx.Node) -> None:
-        layout: ChannelLayout | None = None
-        if node.op == "output":
-            for source in node.all_input_nodes:
-                if source in self.layouts:
-                    self.spaces.freeze(self.layouts[source].segments, _OUTPUT)
-        elif node.op == "get_attr":
-            self._fix_order_of(str(node.target))
-        elif node.op == "call_module":
-            layout = self._module(node, str(node.target), self.modules[str(node.target)])
-        elif node.op in ("call_function", "call_method") and self.shapes[node] is not None:
-            layout = self._operation(node, *operations.function_effect(node.target))
-        if layout is not None:
-            self.layouts[node] = layout
 
-    def _module(self, node: fx.Node, name: str, module: nn.Module) -> ChannelLayout | None:
-        hooked = module._forward_hooks or module._forward_pre_hooks
-        single = len(node.all_input_nodes) == 1 and isinstance(self.shapes[node], tuple)
-        if hooked or not single:
-            return self._unknown(node, "it has hooks" if hooked else "several inputs or outputs")
-        source = node.all_input_nodes[0]
-        if type(module) in operations.CONVOLUTIONS:
-            return self._convolution(node, source, name, module)
-        if type(module) is nn.Linear:
-            axis = len(self.shapes[source]) - 1
-            return self._layer(node, source, axis, module.out_features, "linear")
-        if type(module) in operations.CHANNEL_VECTORS:
-            return self._vectors(node, source, name, module)
-        return self._operation(node, *operations.module_effect(module))
-
-    def _convolution(
-        self, node: fx.Node, source: fx.Node, name: str, conv: Any
-    ) -> ChannelLayout | None:
-        axis = len(self.shapes[source]) - len(conv.kernel_size) - 1
-        if conv.groups == 1:
-            return self._layer(node, source, axis, conv.out_channels, "conv")
-        layout = self.layouts.get(source)
-        if conv.groups != conv.in_channels or layout is None or layout.axis != axis:
-            return self._unknown(node, f"a convolution in {conv.groups} groups")
-        # Depthwise: output channels follow the input channels, a multiplier widens the blocks.
-        layout = layout.stretched(conv.out_channels // conv.in_channels)
-        self._bind(f"{name}.weight", 0, layout.segments, "filter")
-        self._bind(f"{name}.bias", 0, layout.segments, "vector")
-        self.writers.extend((name, segment, "conv") for segment in layout.segments)
-        return layout
-
-    def _layer(
-        self, node: fx.Node, source: fx.Node, axis: int, size: int, kind: Kind
-    ) -> ChannelLayout:
-        """Mix all channels on ``axis`` into ``size`` new ones."""
-        name = str(node.target)
-        layout = self.layouts.get(source)
-        if layout is not None and layout.axis != axis:
-            self._freeze(node, "it mixes positions and not channels")
-            layout = None
-        segment = self.spaces.open(size)
-        self.writers.append((name, segment, kind))
-        self._bind(f"{name}.weight", 0, (segment,), "filter")
-        self._bind(f"{name}.bias", 0, (segment,), "vector")
-        self._bind(f"{name}.weight", 1, layout.segments if layout else None, "input")
-        return ChannelLayout(axis, (segment,))
-
-    def _vectors(
-        self, node: fx.Node, source: fx.Node, name: str, module: Any
-    ) -> ChannelLayout | None:
-        layout = self.layouts.get(source)
-        shared_slope = isinstance(module, nn.PReLU) and module.num_parameters == 1
-        if layout is not None and layout.axis != 1 and not shared_slope:
-            return self._unknown(node, "it does not act on the channel axis")
-        if not shared_slope:
-            for vector in ("weight", "bias", "running_mean", "running_var"):
-                self._bind(f"{name}.{vector}", 0, layout.segments if layout else None, "vector")
-        return layout
-
-    def _operation(
-        self, node: fx.Node, name: str, effect: operations.Effect | None
-    ) -> ChannelLayout | None:
-        live = [n for n in node.all_input_nodes if n in self.layouts]
-        if not live:
-            return self._unknown(node, name) if effect is None else None
-        if effect == "cat":
-            return self._cat(node, name)
-        if effect == "binary":
-            return self._binary(node, name)
-        source = live[0]
-        tensors = [n for n in node.all_input_nodes if self.shapes[n] is not None]
-        if len(tensors) > 1 or not isinstance(self.shapes[node], tuple):
-            return self._unknown(node, name)
-        layout, old, new = self.layouts[source], self.shapes[source], self.shapes[node]
-        after: ChannelLayout | None = None
-        arguments = node.args[1:] if node.op != "call_module" else ()
-        if effect == "pointwise":
-            after = layout
-        elif effect == "spatial":
-            after = operations.after_spatial(name, layout, len(old))
-        elif effect == "resize":
-            after = operations.after_resize(layout)
-        elif effect == "reshape":
-            after = operations.after_reshape(layout, old, new)
-        elif effect == "permute":
-            given = arguments or tuple(v for k, v in node.kwargs.items() if k != "input")
-            after = operations.after_permute(name, layout, len(old), given)
-        elif effect == "reduce":
-            dims = node.kwargs.get("dim", arguments[0] if arguments else None)
-            after = operations.after_reduce(layout, len(old), dims, len(new))
-        return after or self._unknown(node, name)
-
-    def _binary(self, node: fx.Node, name: str) -> ChannelLayout | None:
-        """Unite the operands; one without channels passes only where it is broadcast over them."""
-        ndim = len(self.shapes[node])
-        operands = []
-        for source in node.all_input_nodes:
-            if self.shapes[source] is None:
+def _groups(
+    recording: Recording, aliases: Mapping[str, list[str]]
+) -> tuple[tuple[ChannelGroup, ...], dict[str, str]]:
+    axes = list(_axes(recording))
+    kept = [
+        np.stack(columns, -1)
+        for columns in (recording.atoms.resolve(layout) for layout in recording.kept)
+    ]
+    cells = Cells(recording.atoms, axes, kept)
+    stretches = cells.stretches()
+    groups: dict[int, ChannelGroup] = {}
+    frozen = dict(recording.frozen)
+    names: dict[str, int] = {}
+    for tensor, (written, kind) in recording.writers.items():
+        module = tensor.rpartition(".")[0]
+        columns = [axis.rows for axis in axes if axis.tensor == tensor and axis.role == "filter"]
+        found = np.concatenate([np.zeros(0, np.int64), *(rows.ravel() for rows in columns)])
+        for cell in _in_order(cells.of[found]):
+            if cell not in stretches:
                 continue
-            shift = ndim - len(self.shapes[source])
-            layout = self.layouts.get(source)
-            operands.append((source, layout and layout.moved(layout.axis + shift)))
-        live = [layout for _, layout in operands if layout is not None and layout.length > 1]
-        if not live:
-            return None
-        for source, layout in operands:
-            if layout is not None and layout.length > 1:
-                fits = layout.axis == live[0].axis and layout.length == live[0].length
+            if cell not in groups:
+                names[module] = names.get(module, 0) + 1
+                name = module if names[module] == 1 else f"{module}#{names[module]}"
+                groups[cell] = _group(name, kind, stretches[cell], aliases)
+            elif kind == "conv" and groups[cell].kind != "conv":
+                known = groups[cell]
+                groups[cell] = ChannelGroup(known.name, known.size, kind, known.members)
+        reason = _why(recording, written)
+        if reason:
+            frozen.setdefault(module, reason)
+    return tuple(groups.values()), frozen
+
+
+def _axes(recording: Recording) -> list[Axis]:
+    """Return the axes of all tensors in use; freeze axes that cannot be permuted separately."""
+    found = []
+    for tensor, layout in recording.used.items():
+        layout = recording.atoms.resolve(layout)
+        for dim in range(layout[0].ndim if layout else 0):
+            rows = rows_of(layout, dim)
+            if rows is not None:
+                found.append(Axis(tensor, dim, _role(recording, tensor, dim, rows), rows))
             else:
-                place = live[0].axis - (ndim - len(self.shapes[source]))
-                fits = place < 0 or self.shapes[source][place] == 1
-            if not fits:
-                return self._unknown(node, f"{name} of tensors that are not channel by channel")
-        reason = f"{name} in {self._where(node)} joins channels of different structure"
-        for layout in live[1:]:
-            self.spaces.unite(live[0].segments, layout.segments, reason)
-        return live[0]
+                mixed = tuple(column for column in layout if column.shape[dim] > 1)
+                recording.atoms.freeze(mixed, f"the axes of {tensor} cannot be permuted apart")
+    return found
 
-    def _cat(self, node: fx.Node, name: str) -> ChannelLayout | None:
-        parts = node.args[0] if node.args else node.kwargs.get("tensors")
-        dim = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
-        if not isinstance(parts, list | tuple) or not isinstance(dim, int):
-            return self._unknown(node, name)
-        sources = [part for part in parts if isinstance(part, fx.Node)]
-        axis = dim % len(self.shapes[node])
-        segments: list[Segment] = []
-        for source in sources:
-            layout = self.layouts.get(source)
-            if layout is None:
-                fixed = self.spaces.open(self.shapes[source][axis])
-                self.spaces.freeze((fixed,), "it has no free channels")
-                layout = ChannelLayout(axis, (fixed,))
-            if layout.axis != axis:
-                return self._unknown(node, f"{name} over an axis that is not the channels'")
-            segments.extend(layout.segments)
-        return ChannelLayout(axis, tuple(segments))
 
-    # --- what is not understood ----------------------------------------------------------------
+def _role(recording: Recording, tensor: str, dim: int, rows: Column) -> Role:
+    if tensor not in recording.writers:
+        return "vector"
+    written = recording.atoms.resolve(recording.writers[tensor][0])
+    writes = dim == 0 and any(np.isin(column, rows).any() for column in written)
+    return "filter" if writes else "input"
 
-    def _unknown(self, node: fx.Node, what: str) -> ChannelLayout | None:
-        """Freeze all channels that a node reads and the tensors of its module; leave no layout."""
-        self._freeze(node, what)
-        if node.op == "call_module":
-            for tensor, _ in self.modules[str(node.target)].named_parameters():
-                self._fix_order_of(f"{node.target}.{tensor}")
-        return None
 
-    def _freeze(self, node: fx.Node, what: str) -> None:
-        sources = [source for source in node.all_input_nodes if source in self.layouts]
-        segments = [segment for source in sources for segment in self.layouts[source].segments]
-        reason = f"{self._where(node)} is not understood: {what}"
-        if self.spaces.freeze(segments, f"its channels reach {reason}"):
-            _LOG.warning("channels stay unaligned because %s", reason)
-            if node.op == "call_module":
-                self.frozen[str(node.target)] = reason
+def _group(
+    name: str, kind: Kind, stretches: list[Stretch], aliases: Mapping[str, list[str]]
+) -> ChannelGroup:
+    members = []
+    for stretch in stretches:
+        size, block = stretch.places.shape
+        offset = int(stretch.places.min())
+        regular = offset + np.arange(size * block)
+        places = None
+        if not np.array_equal(stretch.places.ravel(), regular):
+            places = tuple(map(int, stretch.places.ravel()))
+        for alias in aliases[stretch.axis.tensor]:
+            axis, role = stretch.axis.axis, stretch.axis.role
+            members.append(Member(alias, axis, offset, block, role, places))
+    return ChannelGroup(name, size, kind, tuple(members))
 
-    def _where(self, node: fx.Node) -> str:
-        if node.op == "call_module":
-            return f"{node.target} ({type(self.modules[str(node.target)]).__name__})"
-        stack = list((node.meta.get("nn_module_stack") or {}).values())
-        owner = str(stack[-1][0]) if stack else ""
-        return f"{node.name} in module {owner!r}" if owner else f"{node.name} of the whole network"
 
-    def _fix_order_of(self, tensor: str) -> None:
-        if tensor in self.tensors:
-            for axis in range(self.tensors[tensor].dim()):
-                self._bind(tensor, axis, None, "vector")
+def _in_order(cells: Column) -> list[int]:
+    return list(dict.fromkeys(int(cell) for cell in cells if cell >= 0))
 
-    def _bind(self, tensor: str, axis: int, segments: Any, role: Any) -> None:
-        if tensor in self.tensors:
-            canonical = self.aliases[id(self.tensors[tensor])][0]
-            self.spaces.bind(canonical, axis, segments, role)
 
-    # --- the result ----------------------------------------------------------------------------
-
-    def result(self, kernels: frozenset[str]) -> Traced:
-        members: dict[int, list[Member]] = {}
-        for (tensor, axis), binding in self.spaces.bindings.items():
-            offset = 0
-            for segment in binding.segments or ():
-                root = members.setdefault(self.spaces.find(segment.space), [])
-                for alias in self.aliases[id(self.tensors[tensor])]:
-                    root.append(Member(alias, axis, offset, segment.block, binding.role))
-                offset += segment.length
-        names: dict[int, str] = {}
-        sizes: dict[int, int] = {}
-        kinds: dict[int, Kind] = {}
-        for name, segment, kind in self.writers:
-            root_space = self.spaces.find(segment.space)
-            reason = self.spaces.reason(root_space)
-            if reason is not None:
-                self.frozen.setdefault(name, reason)
-                continue
-            names.setdefault(root_space, name)
-            sizes[root_space] = segment.size
-            kinds[root_space] = "conv" if kind == "conv" else kinds.get(root_space, kind)
-        groups = (
-            ChannelGroup(name, sizes[root], kinds[root], tuple(members[root]))
-            for root, name in names.items()
-        )
-        return Traced(tuple(groups), self.frozen, kernels)
+def _why(recording: Recording, written: tuple[Column, ...]) -> str:
+    """Return the reason why channels are frozen; empty if all channels of a weight can move."""
+    columns = recording.atoms.resolve(written)
+    if not columns:
+        return ""
+    rows = np.stack([column.ravel() for column in columns], -1)
+    stuck = rows[~recording.atoms.is_free(rows).any(1)]
+    reasons = [recording.atoms.reason(int(atom)) for atom in np.unique(stuck) if atom]
+    return next((reason for reason in reasons if reason != POSITION), reasons[0] if reasons else "")

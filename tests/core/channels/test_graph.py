@@ -25,10 +25,10 @@ EXPECTED = {
     "kernel": (2, 0),
     "residual": (3, 0),
     "concat": (3, 0),
-    "separable": (4, 0),
+    "separable": (5, 0),
     "channels-last": (2, 1),
-    "transformer": (0, 1),
-    "conv-transformer": (0, 0),
+    "transformer": (0, 2),
+    "conv-transformer": (1, 3),
     "vgg11": (8, 2),
     "vgg11-bn": (8, 2),
     "resnet18": (12, 0),
@@ -92,7 +92,7 @@ def test_any_permutation_keeps_the_function_of_large_networks(name: str) -> None
         (lambda: models.mobilenet_v2(width_mult=0.25, num_classes=5), 24),
         (lambda: models.mobilenet_v3_small(width_mult=0.25, num_classes=5), 26),
         (lambda: models.squeezenet1_1(num_classes=5), 25),
-        (lambda: models.shufflenet_v2_x0_5(num_classes=5), 18),
+        (lambda: models.shufflenet_v2_x0_5(num_classes=5), 80),
     ],
     ids=["densenet", "mobilenet_v2", "mobilenet_v3", "squeezenet", "shufflenet"],
 )
@@ -212,26 +212,13 @@ class Weight(nn.Module):
 
 
 FREEZING = {
-    "grouped convolution": nn.Conv2d(6, 6, 3, padding=1, groups=2),
-    "GroupNorm": nn.GroupNorm(2, 6),
-    "LayerNorm": nn.LayerNorm([6, 12, 12]),
     "LocalResponseNorm": nn.LocalResponseNorm(2),
     "transposed convolution": nn.ConvTranspose2d(6, 6, 3, padding=1),
     "cumulative sum": Do(lambda x: x.cumsum(1)),
     "slicing": Do(lambda x: x[:, [5, 4, 3, 2, 1, 0]]),
-    "split": Do(lambda x: torch.cat(x.chunk(2, 1)[::-1], 1)),
-    "flip": Do(lambda x: x.flip(1)),
-    "roll": Do(lambda x: x + x.roll(1, 1)),
-    "channel shuffle": nn.ChannelShuffle(2),
-    "reshape across channels": Do(
-        lambda x: x.view(2, 2, 3, 12, 12).transpose(1, 2).reshape(2, 6, 12, 12)
-    ),
-    "outer sum": Do(lambda x: x + x.mean((1, 3))[:, None, :, None]),
+    "largest channel": Do(lambda x: x + x.argmax(1, keepdim=True)),
     "pooling over channels": Do(lambda x: F.avg_pool2d(x.transpose(1, 3), (1, 1)).transpose(1, 3)),
     "a function called relu": Do(lambda x: impostor(x)),
-    "parameter per channel": Scale(),
-    "parametrized": nn.utils.parametrizations.weight_norm(nn.Conv2d(6, 6, 1)),
-    "weight hook": nn.utils.spectral_norm(nn.Conv2d(6, 6, 1)),
 }
 
 
@@ -251,40 +238,99 @@ def test_what_is_not_understood_freezes_what_it_touches(
     assert_function_kept(model, x, graph)
 
 
-PASSING = {
-    "scalar factor": Do(lambda x: 1 - 2 * x / 3),
-    "spatial mask": Do(lambda x: x * x.mean(1, keepdim=True).detach()),
-    "padding": nn.ReflectionPad2d(1),
-    "instance norm": nn.InstanceNorm2d(6, affine=True, track_running_stats=True),
-    "slope": nn.PReLU(),
-    "interpolation": Do(lambda x: F.interpolate(x, scale_factor=2)),
-    "reshape and back": Do(lambda x: x.flatten(2).unsqueeze(-1).squeeze(-1).unsqueeze(2)),
-    "size arithmetic": Do(lambda x: x.reshape(x.shape[0], x.size(1), x.shape[2] * x.shape[3], 1)),
-    "mode": Do(lambda x: F.dropout(x.contiguous().clamp(min=0), 0.5, False)),
+# The groups of the first convolution's channels, and others before the last one's.
+PASSING: dict[str, tuple[nn.Module, dict[str, int]]] = {
+    "scalar factor": (Do(lambda x: 1 - 2 * x / 3), {"first": 6}),
+    "spatial mask": (Do(lambda x: x * x.mean(1, keepdim=True).detach()), {"first": 6}),
+    "sum over channels": (Do(lambda x: x + x.mean((1, 3))[:, None, :, None]), {"first": 6}),
+    "padding": (nn.ReflectionPad2d(1), {"first": 6}),
+    "slope": (nn.PReLU(), {"first": 6}),
+    "parameter per channel": (Scale(), {"first": 6}),
+    "interpolation": (Do(lambda x: F.interpolate(x, scale_factor=2)), {"first": 6}),
+    "reshape and back": (
+        Do(lambda x: x.flatten(2).unsqueeze(-1).squeeze(-1).unsqueeze(2)),
+        {"first": 6},
+    ),
+    "size arithmetic": (
+        Do(lambda x: x.reshape(x.shape[0], x.size(1), x.shape[2] * x.shape[3], 1)),
+        {"first": 6},
+    ),
+    "mode": (Do(lambda x: F.dropout(x.contiguous().clamp(min=0), 0.5, False)), {"first": 6}),
+    "instance norm": (
+        nn.InstanceNorm2d(6, affine=True, track_running_stats=True),
+        {"first": 6},
+    ),
+    "norm of all channels": (nn.GroupNorm(1, 6), {"first": 6}),
+    "norm of each channel": (nn.GroupNorm(6, 6), {"first": 6}),
+    "norm of groups of channels": (nn.GroupNorm(2, 6), {"first": 2, "first#2": 3}),
+    "LayerNorm of everything": (nn.LayerNorm([6, 12, 12]), {"first": 6}),
+    "LayerNorm of the channels": (
+        nn.Sequential(Do(lambda x: x.permute(0, 2, 3, 1)), nn.LayerNorm(6)).append(
+            Do(lambda x: x.permute(0, 3, 1, 2))
+        ),
+        {"first": 6},
+    ),
+    "BatchNorm by its function": (
+        Do(lambda x: F.batch_norm(x, torch.zeros(6).to(x), torch.ones(6).to(x))),
+        {"first": 6},
+    ),
+    "grouped convolution": (
+        nn.Conv2d(6, 6, 3, padding=1, groups=2),
+        {"first": 2, "first#2": 3, "middle": 3},
+    ),
+    "flip": (Do(lambda x: x.flip(1)), {"first": 6}),
+    "shift": (Do(lambda x: x.roll(1, 1)), {"first": 6}),
+    "channel shuffle": (nn.ChannelShuffle(2), {"first": 6}),
+    "channel shuffle by hand": (
+        Do(lambda x: x.view(2, 2, 3, 12, 12).transpose(1, 2).reshape(2, 6, 12, 12)),
+        {"first": 6},
+    ),
+    "two halves": (
+        Do(lambda x: torch.cat(x.chunk(2, 1)[::-1], 1)),
+        {"first": 3, "first#2": 3},
+    ),
+    "a gate": (
+        Do(lambda x: (x[:, :3] * x[:, 3:].sigmoid()).repeat(1, 2, 1, 1)),
+        {"first": 3},
+    ),
+    "weight_norm": (
+        nn.utils.parametrizations.weight_norm(nn.Conv2d(6, 6, 1)),
+        {"first": 6, "middle.parametrizations.weight": 6},
+    ),
+    "spectral_norm": (
+        nn.utils.spectral_norm(nn.Conv2d(6, 6, 1)),
+        {"first": 6, "middle": 6},
+    ),
 }
 
 
-@pytest.mark.parametrize("what", [k for k in PASSING if k != "spatial mask"])
+@pytest.mark.parametrize("what", PASSING)
 def test_what_passes_channels_on(what: str) -> None:
     torch.manual_seed(0)
-    model, x = Around(PASSING[what]).double().eval(), image()
+    middle, expected = PASSING[what]
+    model, x = Around(middle).double().eval(), image()
     randomise(model)
     graph = ChannelGraph.trace(model, (x,))
-    assert [group.name for group in graph.groups] == ["first", "second"]
+    assert {group.name: group.size for group in graph.groups} == {**expected, "second": 5}
     assert_function_kept(model, x, graph)
 
 
-def test_a_reduction_over_channels_freezes() -> None:
-    model, x = Around(PASSING["spatial mask"]).double().eval(), image()
-    assert "mean" in ChannelGraph.trace(model, (x,)).frozen["first"]
+def test_channels_that_are_joined_with_each_other_stay() -> None:
+    torch.manual_seed(0)
+    model, x = Around(Do(lambda x: x + x.roll(1, 1))).double().eval(), image()
+    graph = ChannelGraph.trace(model, (x,))
+    assert [group.name for group in graph.groups] == ["second"]
+    assert "two places" in graph.frozen["first"]
+    assert_function_kept(model, x, graph)
 
 
-def test_a_weight_that_is_read_directly_is_frozen() -> None:
+def test_a_channel_whose_weight_is_read_directly_stays() -> None:
     torch.manual_seed(0)
     model, x = Around(Weight()).double().eval(), image()
     randomise(model)
     graph = ChannelGraph.trace(model, (x,))
-    assert [group.name for group in graph.groups] == ["second"]
+    sizes = {group.name: group.size for group in graph.groups}
+    assert sizes == {"first": 5, "middle.conv": 5, "second": 5}  # all but the first channel
     assert_function_kept(model, x, graph)
 
 
@@ -348,7 +394,8 @@ def test_a_tied_embedding_stays() -> None:
     model.head = nn.Linear(8, 16)
     model.head.weight = model.embed.weight
     graph = ChannelGraph.trace(model, (torch.zeros(1, 4, dtype=torch.long),))
-    assert [group.name for group in graph.groups] == ["up"]
+    assert [group.name for group in graph.groups] == ["query", "up"]
+    assert_function_kept(model.double(), torch.randint(0, 16, (2, 4)), graph)
 
 
 class Branching(nn.Module):
