@@ -1,10 +1,10 @@
-"""A client's privacy ledger on its own disk: what it has released, never taken back.
+"""A client's privacy ledger on its own disk: all it has released; no entry is ever taken back.
 
-A round that is done again is a second release, so unlike other memory the ledger is not set back
-when a run resumes. It is written before a reply leaves, whole or not at all.
+A repeated round is a second release, so unlike other memory the ledger is not set back when a run
+resumes. The client writes it, whole or not at all, before a reply leaves.
 
-On a deployed node the account belongs to the data: one file per folder (or embedded data set),
-which no run, client number or station chooses. It has an entry for every run, and a total.
+On a deployed node the account belongs to the data: there is one file per folder (or embedded data
+set), and no run, client number or station chooses it. It has an entry for every run, and a total.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ ACCOUNTS = ".accounts"
 
 
 MOST_RUNS, MOST_KINDS = 2000, 64
-"""How much of the past an account keeps apart; the total keeps all of it in any case."""
+"""How many runs and kinds of releases an account lists separately; the total counts them all."""
 
 
 def compact(total: Ledger) -> Ledger:
     """Return a ledger of at most `MOST_KINDS` kinds of releases that spends at least as much.
 
-    Whoever sends settings chooses the noise and the batch, and every kind of release takes time to
-    account for. Releases of all examples become one, exactly; of the others those that are most
-    alike are counted as if each had the weaker noise and the larger batch of the two.
+    The sender of the settings chooses the noise and the batch size, and the accounting takes time
+    for every kind of release. Releases of all examples are combined into one, exactly. Of the other
+    kinds, the two most alike are combined: both count with the weaker noise and the larger batch.
     """
     if len(total.releases) <= MOST_KINDS:
         return total
@@ -59,7 +59,7 @@ def compact(total: Ledger) -> Ledger:
 class Account:
     """The releases of the run so far, the noise multiplier that was fixed for it, and the total.
 
-    ``total`` is what all runs together have released of one example.
+    ``total`` holds the releases of all runs together, as they concern one example.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -68,7 +68,7 @@ class Account:
 
 
 class LedgerFile:
-    """The account of one client in one run, where the person who runs it owns all of the data.
+    """The account of one client in one run whose data all belong to the person who runs it.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class LedgerFile:
             ) from error
 
     def write(self, account: Account) -> None:
-        """Replace the account; on disk when this returns."""
+        """Replace the account; the new one is on disk when this returns."""
         write_text(self._path, json.dumps(self._state(account)))
 
     def _account(self, state: dict[str, Any]) -> Account:
@@ -116,11 +116,11 @@ class DataLedgerFile(LedgerFile):
     Parameters
     ----------
     root
-        Folder of all that the node keeps.
+        Folder in which the node keeps all its files.
     data
-        Which data: what the owner has named, nothing that a message says.
+        Name of the data as the owner gave it; nothing in a message changes it.
     run
-        Name of the run; it chooses an entry, and adds to the total like every other.
+        Name of the run; it chooses an entry, and every run adds to the total.
     """
 
     what = "this node's data"
@@ -140,7 +140,7 @@ class DataLedgerFile(LedgerFile):
         return Account(Ledger.from_dict(own["ledger"]), own["sigma"], total)
 
     def _state(self, account: Account) -> dict[str, Any]:
-        self.read()  # what cannot be read is not overwritten
+        self.read()  # raises if the file is unreadable, so that it is not overwritten
         before = json.loads(self._path.read_text("utf-8")) if self._path.is_file() else {}
         others = [item for item in before.get("runs", {}).items() if item[0] != self._run]
         runs = dict([*others[1 - MOST_RUNS :], (self._run, super()._state(account))])

@@ -1,9 +1,9 @@
-"""A client's privacy: how much noise, what it may still release, what it has released.
+"""A client's privacy: its noise, the budget it has left, and the releases it has made.
 
 The noise multiplier is fixed once, before a client's first release, so that the whole run (every
 Gram of every round, every DP-SGD step) stays within the budget if the client takes part in all of
-it. Whatever it releases is booked in its ledger, and it refuses work its budget does not cover.
-Where the data have an owner, it also refuses what does not fit the owner's budget of all runs.
+it. The client books every release in its ledger, and refuses work that its budget does not cover.
+If its data have an owner, it also refuses work that exceeds the owner's budget for all runs.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from collections.abc import Mapping
 from client_app.ledger import Account, LedgerFile, compact
 from hfedatm.base.building import build_rule
 from hfedatm.base.errors import UserError
-from hfedatm.base.privacy_settings import secure_threshold
+from hfedatm.base.privacy_settings import gram_mechanism, secure_threshold
 from hfedatm.base.records import Task
 from hfedatm.base.trust.checking import check_sigma
 from hfedatm.base.trust.policy import Policy, PolicyRefusal
 from hfedatm_core import Gram
 from hfedatm_core.grams.by_layer import distinct
 from hfedatm_core.privacy.accounting import Budget, Ledger, calibrate_sigma
-from hfedatm_core.privacy.clipping import sensitivity
 from hfedatm_core.privacy.noise import NoiseSource
 from hfedatm_core.privacy.release import GramRelease
 
 LEAST_SHARED_NOISE = 2.0**-26
-"""64 steps of the fixed point: each client rounds its own noise, and only the sum of many is whole
-noise; the sum of Gaussians rounded so finely is a rounded Gaussian but for exp(-2 pi^2 64^2)."""
+"""64 steps of the fixed point. Each client rounds its own share of the noise, and only the sum of
+all shares is the full noise; a sum of Gaussians rounded so finely is a rounded Gaussian up to
+exp(-2 pi^2 64^2)."""
 
 
 class ClientPrivacy:
@@ -36,7 +36,7 @@ class ClientPrivacy:
     Parameters
     ----------
     task
-        What the client is asked to do.
+        Task that the client is asked to do.
     examples
         Number of its training examples.
     grams
@@ -47,6 +47,7 @@ class ClientPrivacy:
 
     def __init__(self, task: Task, examples: int, grams: int, file: LedgerFile) -> None:
         self.task, self.settings = task, task.settings
+        self.mechanism = gram_mechanism(self.settings)
         self.examples, self.grams = examples, grams
         self._file = file
         self._policy = Policy.current()
@@ -65,7 +66,7 @@ class ClientPrivacy:
     def spend(self) -> float:
         """Book this message's releases and return the epsilon spent so far.
 
-        Call it after the work and before the reply: what has not been booked must not leave.
+        Call it after the work and before the reply: an unbooked release must not leave.
         """
         with self._file.lock():
             account = self._file.read()
@@ -77,7 +78,7 @@ class ClientPrivacy:
         return account.ledger.epsilon(self.settings.privacy_delta)
 
     def cost(self) -> Ledger:
-        """Return what this message's reply releases."""
+        """Return the releases in the reply to this message."""
         ledger = Ledger()
         if self.settings.dp_sgd and self.task.kind == "train":
             ledger.spend_dp_sgd(self.sigma, self.sample_rate, self.steps)
@@ -88,15 +89,14 @@ class ClientPrivacy:
         return ledger
 
     def cost_of_one_example(self) -> Ledger:
-        """Return what this message adds to the account of the data, which is about one example.
+        """Return the releases that this message adds to the account of the data, per example.
 
-        One example may turn a client's Gram into any other: noise that hides a client who sends
-        nothing hides that change less well.
+        One example may turn a client's Gram into any other. Noise made to hide whether a client
+        sends anything hides that change less well.
         """
-        s = self.settings
-        if s.privacy_mechanism not in ("client", "paper") or s.dp_sgd:
+        if self.settings.dp_sgd:  # whose Grams carry the noise for such a change
             return self.cost()
-        weaker = 1 / sensitivity("client", 1.0, 1, adjacency="replace")
+        weaker = self.mechanism.sigma_of_one_example
         releases = self.cost().releases.items()
         return Ledger({(sigma * weaker, rate): count for (sigma, rate), count in releases})
 
@@ -106,9 +106,9 @@ class ClientPrivacy:
         Parameters
         ----------
         grams
-            As collected, with examples clipped where the mechanism says so.
+            As collected, from clipped examples if the mechanism clips them.
         examples
-            Examples they were made of.
+            Number of examples the Grams were made of.
         asked
             Clients that take part in the secure sum; 1 without one.
         """
@@ -116,13 +116,11 @@ class ClientPrivacy:
             raise RuntimeError(f"{len(distinct(grams))} Grams to release, planned {self.grams}")
         s = self.settings
         release = GramRelease(
-            s.privacy_mechanism,  # type: ignore[arg-type]
-            s.privacy_clip,
+            self.mechanism,
             self.sigma,
-            rank=s.privacy_rank or None,
             honest_survivors=secure_threshold(s, asked) if s.secure_aggregation else 1,
-            # DP-SGD speaks about one example, which may turn a client's Gram into any other.
-            adjacency="replace" if s.dp_sgd and s.privacy_mechanism != "example" else "zero-out",
+            # DP-SGD protects one example, so the Grams' noise must hide one example's influence.
+            adjacency=self.mechanism.change_by_one_example if s.dp_sgd else "zero-out",
         )
         if s.secure_aggregation:
             narrowest = min(gram.dim for gram in grams.values())

@@ -17,7 +17,7 @@ from hfedatm_core.privacy.dpsgd import make_private, poisson_batches
 from hfedatm_core.privacy.noise import NoiseSource
 
 LOSS_BOUND = 10.0
-"""An example's loss counts up to this, which bounds what one example does to the reported mean."""
+"""An example's loss counts up to this bound, which limits its influence on the reported mean."""
 
 
 def train_privately(
@@ -33,10 +33,10 @@ def train_privately(
     source: NoiseSource,
 ) -> float:
     """Train for ``steps`` DP-SGD steps and return the noised mean loss afterwards."""
-    # Opacus listens to the outputs of layers, which must not be overwritten.
+    # Opacus reads the outputs of layers, so no layer may overwrite them in place.
     for module in model.modules():
         if getattr(module, "inplace", False):
-            module.inplace = False
+            setattr(module, "inplace", False)  # noqa: B010 - torch types attributes as modules
     examples = len(data.domain)
     wrapped, optimizer = make_private(
         model,
@@ -48,12 +48,12 @@ def train_privately(
     )
     try:
         with warnings.catch_warnings():
-            # Of the first layer, whose input needs no gradient; Opacus does not use that one.
+            # The first layer's input needs no gradient, and Opacus uses none.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
             for index in poisson_batches(examples, sample_rate, steps, source):
                 inputs, targets = data.pick(index)
                 optimizer.zero_grad()
-                method.loss(wrapped, inputs, targets).backward()
+                method.loss(wrapped, inputs, targets).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
     finally:
         wrapped.to_standard_module()
@@ -71,7 +71,7 @@ def private_loss(model: nn.Module, data: Batches, sigma: float, source: NoiseSou
     total = 0.0
     for inputs, targets in data:
         losses = F.cross_entropy(forward(model, inputs), targets, reduction="none").cpu().double()
-        # One example that is out of range counts as one, and is not seen in the sum.
+        # A loss that is not finite counts as the bound, so the sum does not show it.
         total += float(losses.nan_to_num(nan=LOSS_BOUND).clamp(0.0, LOSS_BOUND).sum())
     total += sigma * LOSS_BOUND * float(source.normal(1)[0])
     return max(0.0, total / len(data.domain))

@@ -1,16 +1,47 @@
-"""What the privacy settings of a run mean: contradictions in them, and what they protect."""
+"""The meaning of a run's privacy settings: their contradictions, and what they protect."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from hfedatm.base.built_ins import built_in_names
 
 if TYPE_CHECKING:
     from hfedatm.base.settings import Settings
+    from hfedatm_core.privacy.mechanisms.base import Mechanism as GramMechanism
+
+MECHANISMS = "hfedatm_core.privacy.mechanisms"
+"""Package of the built-in mechanisms, one module each."""
+
+
+def _known(name: str) -> str:
+    if name not in (names := built_in_names(MECHANISMS)):
+        raise ValueError(f"must be one of {', '.join(map(repr, names))}")
+    return name
+
+
+def _schema(schema: dict[str, Any]) -> None:
+    schema["enum"] = built_in_names(MECHANISMS)
+
+
+Mechanism = Annotated[str, AfterValidator(_known), Field(json_schema_extra=_schema)]
+"""The name of a mechanism in the settings."""
+
+
+def gram_mechanism(s: Settings) -> GramMechanism:
+    """Return the mechanism that makes the Grams of a run private, with its settings."""
+    from hfedatm_core.privacy.mechanisms import find_mechanism  # late: it imports torch
+
+    cls = find_mechanism(s.privacy_mechanism)
+    return cls(**{field.name: getattr(s, f"privacy_{field.name}") for field in fields(cls)})
 
 
 def check_privacy_settings(s: Settings) -> None:
-    """Raise ``ValueError`` for settings that would protect less than they say."""
+    """Raise ``ValueError`` for settings that would protect less than they promise."""
     if is_private(s) and not (s.privacy_epsilon or s.privacy_sigma):
         asked = "dp-sgd" if s.dp_sgd else f"privacy.mechanism = {s.privacy_mechanism!r}"
         raise ValueError(f"{asked} needs a noise level: set privacy.epsilon or privacy.sigma")
@@ -19,8 +50,9 @@ def check_privacy_settings(s: Settings) -> None:
             "privacy.epsilon or privacy.sigma is set but nothing is noised: "
             "set privacy.mechanism (Grams), dp-sgd=true (weights), or both"
         )
-    if s.privacy_rank and s.privacy_mechanism != "paper":
-        raise ValueError("privacy.rank: only privacy.mechanism = 'paper' bounds the rank")
+    if s.privacy_rank and not hasattr(gram_mechanism(s), "rank"):
+        names = ", ".join(map(repr, _with_setting("rank")))
+        raise ValueError(f"privacy.rank: only privacy.mechanism = {names} bounds the rank")
     if s.dp_sgd and s.train_fn:
         raise ValueError(
             "train-fn: cannot be used with dp-sgd=true, which replaces the training loop; make "
@@ -30,15 +62,22 @@ def check_privacy_settings(s: Settings) -> None:
         _check_secure(s)
 
 
+def _with_setting(name: str) -> list[str]:
+    """Return the mechanisms that have a setting of this name."""
+    from hfedatm_core.privacy.mechanisms import find_mechanism
+
+    return [m for m in built_in_names(MECHANISMS) if hasattr(find_mechanism(m), name)]
+
+
 def _check_secure(s: Settings) -> None:
     if (asked := clients_asked(s)) < 2:
         raise ValueError(
             f"secure-aggregation: a sum over {asked} client is that client; let at least 2 clients "
             "of a station take part (clients-per-station, client-fraction)"
         )
-    # Shared noise hides everybody equally only in a sum to which all contribute equally.
-    needed = {"none": s.gram_weights, "example": "examples"}.get(s.privacy_mechanism, "uniform")
-    if s.gram_weights != needed:
+    # Shared noise hides all clients equally only if all contribute equally to the sum.
+    needed = gram_mechanism(s).weights
+    if needed and s.gram_weights != needed:
         raise ValueError(
             f"gram-weights: secure-aggregation with privacy.mechanism = {s.privacy_mechanism!r} "
             f"shares the noise among clients, which is right for gram-weights = {needed!r} only"
@@ -47,7 +86,7 @@ def _check_secure(s: Settings) -> None:
 
 def is_private(s: Settings) -> bool:
     """Whether anything is noised."""
-    return s.dp_sgd or s.privacy_mechanism != "none"
+    return s.dp_sgd or gram_mechanism(s).noised
 
 
 def clients_asked(s: Settings, clients: int | None = None) -> int:
@@ -61,17 +100,17 @@ def secure_threshold(s: Settings, asked: int) -> int:
 
 
 def gram_examples(s: Settings, examples: int) -> int:
-    """Return how many of a client's examples its Grams are made of, and so what they weigh."""
+    """Return how many examples a client's Grams are made of, which is also their weight."""
     return min(examples, s.gram_batches * s.batch_size or examples)
 
 
 def statement(s: Settings, grams: bool = True) -> str:
-    """Say in a sentence or two what this run protects and what it does not.
+    """Return one or two sentences on what this run protects and what it does not.
 
     ``grams`` tells whether the server's rule asks for Gram matrices at all.
     """
-    noised = grams and s.privacy_mechanism != "none"
-    whom = "one example" if s.privacy_mechanism == "example" else "one client's Gram"
+    mechanism = gram_mechanism(s)
+    noised, whom = grams and mechanism.noised, mechanism.whom
     if noised and s.dp_sgd:
         text = (
             f"weights (dp-sgd) and Grams (noise that hides {whom}) are differentially private; "

@@ -1,4 +1,4 @@
-"""What a client has spent of its privacy budget, over the whole run.
+"""The part of its privacy budget that a client has spent, over the whole run.
 
 Everything a client releases is a Gaussian mechanism: a noised Gram is one release at sample rate 1,
 a DP-SGD step is one Poisson-subsampled release. One :class:`Ledger` per client composes them all
@@ -33,7 +33,7 @@ _ORDERS: tuple[float, ...] = (
     *(64, 80, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048),
 )
 _SIGMA_RANGE = (1e-2, 1e7)
-_RELATIVE_SLACK = 1e-9  # rounding of sums of releases, far below anything that matters
+_RELATIVE_SLACK = 1e-9  # rounding error of sums of releases, which is negligible
 
 
 class BudgetExceededError(RuntimeError):
@@ -111,7 +111,7 @@ class Ledger:
         return max(0.0, float(spent))
 
     def _mu(self) -> float:
-        """Return mu of the Gaussian releases: k of them at sigma are one at sigma / sqrt(k)."""
+        """Return mu of the Gaussian releases: k releases at sigma equal one at sigma / sqrt(k)."""
         items = sorted(self.releases.items())
         return math.sqrt(math.fsum(count / sigma**2 for (sigma, _), count in items))
 
@@ -193,7 +193,7 @@ def calibrate_sigma(
     Parameters
     ----------
     budget
-        What the run may spend.
+        The budget of the run.
     releases
         Gram releases of the client in the whole run: layers x global rounds it takes part in.
     steps, sample_rate
@@ -201,12 +201,13 @@ def calibrate_sigma(
     sgd_sigma
         Noise multiplier of those steps, if it is fixed; without it, Grams and steps use one sigma.
     spent
-        What was spent before.
+        The ledger of earlier releases.
 
     Returns
     -------
     float
-        Sigma, in units of the sensitivity. Never on the wrong side of the budget.
+        Sigma, in units of the sensitivity. With it the run never exceeds the budget, not even by
+        rounding.
     """
     if releases < 0 or steps < 0 or releases + steps == 0:
         raise ValueError(f"nothing to calibrate: {releases} Gram releases, {steps} DP-SGD steps")
@@ -232,7 +233,7 @@ def calibrate_sigma(
     if log_ratio(low) <= 0:
         return _SIGMA_RANGE[0]
     root = float(brentq(log_ratio, low, high, xtol=1e-7))
-    # A root may lie on the wrong side by its tolerance.
+    # The root finder may miss the budget by its tolerance.
     while log_ratio(root) > 0:
         root += 1e-7
     return math.exp(root)

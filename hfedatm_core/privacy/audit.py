@@ -1,14 +1,15 @@
 r"""Attack a Gram: rebuild the activations it was made of.
 
-A Gram of n rows fixes them up to an orthogonal factor: with the eigenvectors V and the n largest
-eigenvalues of :math:`nG = X^\top X = V \Lambda V^\top`,
+A Gram of n rows determines the rows up to an orthogonal factor: with the eigenvectors V and the n
+largest eigenvalues of :math:`nG = X^\top X = V \Lambda V^\top`,
 
 .. math:: X = Q \Lambda^{1/2} V^\top, \qquad Q \in O(n) \text{ unknown.}
 
-Activations behind a ReLU are not negative, and few rotations keep all n rows so. We search for one
-with L-BFGS from several random starts, minimising the squared negative part. When few rows were
-averaged, what it finds are the activations themselves. Layers with signed inputs keep the freedom
-of rotation; this search does not apply to them (which does not prove that nothing leaks).
+Activations behind a ReLU are not negative, and few rotations keep all n rows non-negative. The
+attack searches for such a rotation with L-BFGS from several random starts, minimising the squared
+negative part. When few rows were averaged, it finds the activations themselves. For layers with
+signed inputs every rotation remains possible, so this search does not apply to them (which does not
+prove that nothing leaks).
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ RECOVERED_COSINE = 0.99
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What the attack found.
+    """The result of the attack.
 
     Attributes
     ----------
     attacked
-        False when the layer's inputs have both signs: the freedom of rotation remains.
+        False when the layer's inputs have both signs: every rotation remains possible.
     of
         Number of rows in the Gram.
     recovered
         How many true rows were found (cosine above 0.99); None without the truth.
     without_search
-        How many true rows the first eigenvector alone comes that close to: rows so alike that
-        finding them says little. None without the truth.
+        How many true rows have a cosine above 0.99 with the first eigenvector alone: such rows are
+        so alike that finding them says little. None without the truth.
     cosines
         Cosine of each true row with the reconstructed row it was matched to.
     violation
@@ -110,7 +111,7 @@ def audit(
 
 
 def eigenfactor(gram: Tensor, rows: int) -> Tensor:
-    """Return F (rows x d) with the best F^T F ~ gram; the largest eigenvalue stands last."""
+    """Return F (rows x d) with the best F^T F ~ gram; the row of the largest eigenvalue is last."""
     values, vectors = torch.linalg.eigh((gram.double() + gram.double().T) / 2)
     count = min(rows, gram.shape[0])
     top = vectors[:, -count:] * values[-count:].clamp_min(0).sqrt()

@@ -1,9 +1,9 @@
-"""DP-SGD through Opacus: which models it can take, and how a training step becomes private.
+"""DP-SGD through Opacus: check that a model is suitable, and make its training steps private.
 
 Opacus computes the gradient of every example. Its noise and its batch sampling normally come from
-torch's generator, which a run seeds with a number everybody knows; here both come from
-:class:`~hfedatm_core.privacy.noise.NoiseSource`. Clipping, sum and noise are float64: whatever is
-rounded before the noise is added is not hidden by it.
+torch's generator, which a run seeds with a public number; here both come from
+:class:`~hfedatm_core.privacy.noise.NoiseSource`. Clipping, sum and noise are computed in float64,
+because the noise does not hide a rounding error that was made before the noise was added.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from hfedatm_core.privacy.noise import NoiseSource
 
 
 class UnsupportedLayerError(ValueError):
-    """A model has layers that mix examples, so that no gradient belongs to one example."""
+    """A layer of the model mixes examples, so that no gradient belongs to one example."""
 
 
 def check_opacus_model(model: nn.Module) -> None:
-    """Raise :class:`UnsupportedLayerError` naming every layer Opacus cannot take, and the fix."""
+    """Raise :class:`UnsupportedLayerError` with every layer Opacus cannot handle, and the fix."""
     complaints = []
     for name, module in trainable_modules(model):
         validator = ModuleValidator.VALIDATORS.get(type(module))
@@ -55,8 +55,9 @@ def fix_model(model: nn.Module) -> nn.Module:
 class PrivateOptimizer(DPOptimizer):  # type: ignore[misc]
     """Opacus' optimizer with noise from a cryptographic source, added before anything is rounded.
 
-    The gradient of one example is float32 and depends on its batch by rounding, so the examples
-    that stay move a little when one leaves. The bound is lower than ``max_grad_norm`` by as much.
+    The gradient of one example is float32, and its rounding depends on the batch. So the gradients
+    of the other examples change a little when one example is removed. The clipping bound is lower
+    than ``max_grad_norm`` by as much.
     """
 
     noise_multiplier: float
@@ -72,7 +73,7 @@ class PrivateOptimizer(DPOptimizer):  # type: ignore[misc]
     def clip_and_accumulate(self) -> None:
         """Sum the clipped gradients; an example whose gradient is not finite counts as nothing.
 
-        To stop instead would tell that such an example is there.
+        Stopping with an error would reveal that such an example exists.
         """
         wide = [_wide(gradient) for gradient in self.grad_samples]
         squares = [g.square().reshape(len(g), g[:1].numel()).sum(1).cpu() for g in wide]
@@ -150,10 +151,10 @@ def make_private(
 def poisson_batches(
     examples: int, sample_rate: float, steps: int, source: NoiseSource
 ) -> Iterator[Tensor]:
-    """Yield ``steps`` index batches in which every example is with probability ``sample_rate``.
+    """Yield ``steps`` batches of indices, each example in a batch with probability ``sample_rate``.
 
-    This sampling is what the accountant assumes. A batch may be empty and must be trained on all
-    the same: its step is pure noise, and to leave it out would tell that it was empty.
+    The accountant assumes this sampling. A batch may be empty and must still be trained on: its
+    step is pure noise, and skipping it would reveal that it was empty.
     """
     if not 0 < sample_rate <= 1:
         raise ValueError(f"the sample rate must be in (0, 1], got {sample_rate}")

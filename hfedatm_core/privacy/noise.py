@@ -20,18 +20,19 @@ _CHUNK = 1 << 20
 class NoiseSource:
     """Standard normal numbers that cannot be predicted or replayed.
 
-    Bytes come from ChaCha20 under a key of the operating system's generator, normals from
-    Box-Muller in float64. Each number is the scaled sum of four, which takes away the gaps between
-    floating-point normals that a precise attacker could read (Holohan and Braghin 2021).
+    The bytes come from ChaCha20 under a key of the operating system's generator; Box-Muller turns
+    them into normal numbers in float64. Each number is the scaled sum of four, which removes the
+    gaps between floating-point normals that a precise attacker could exploit (Holohan and Braghin
+    2021).
 
     Parameters
     ----------
     insecure_dp_seed
-        Makes the noise reproducible. Whoever knows the seed can subtract the noise, so this
-        protects nobody; for tests and reproductions only, and logged as such.
+        Makes the noise reproducible. Anyone who knows the seed can subtract the noise, so this
+        protects nobody; it is for tests and reproductions only, and a warning is logged.
     context
-        Who releases what and when, for example ``"client-3/round-7"``. Only matters with a seed:
-        two releases with the same noise would cancel it by subtraction.
+        Names the sender and the release, for example ``"client-3/round-7"``. It only matters with
+        a seed: the difference of two releases with the same noise would contain no noise.
     """
 
     def __init__(self, insecure_dp_seed: int | None = None, context: str = "") -> None:
@@ -81,13 +82,13 @@ def triangle_noise(dim: int, std: float, source: NoiseSource) -> Tensor:
 
 
 def shared_noise_std(std: float, honest_survivors: int) -> float:
-    r"""Return what each client adds so that a secure sum carries noise of at least ``std``.
+    r"""Return the noise level per client that gives a secure sum noise of at least ``std``.
 
     Independent noise of :math:`std/\sqrt{t}` from :math:`t` clients sums to ``std``. Count only the
     clients that are sure to be honest *and* to survive the round: the threshold of the secure
-    aggregation less the clients that may collude with the station (who could subtract their own
-    noise). More survivors only add noise. Against the members of a smaller honest group the
-    guarantee weakens in the same proportion.
+    aggregation less the clients that may collude with the station, which could subtract their own
+    noise. More survivors only add noise. If fewer clients are honest, the guarantee weakens in the
+    same proportion.
     """
     if honest_survivors < 1:
         raise ValueError(f"at least one honest client must survive, got {honest_survivors}")

@@ -8,8 +8,10 @@ from torch import nn
 from hfedatm_core.grams.gram import Gram
 from hfedatm_core.privacy.accounting import Budget, calibrate_sigma
 from hfedatm_core.privacy.audit import audit, eigenfactor, match_rows
+from hfedatm_core.privacy.mechanisms import find_mechanism
 from hfedatm_core.privacy.noise import NoiseSource
-from hfedatm_core.privacy.release import GramRelease, repair
+from hfedatm_core.privacy.psd import repair
+from hfedatm_core.privacy.release import GramRelease
 
 ROWS = 8
 
@@ -74,7 +76,8 @@ def test_nothing_is_recovered_with_epsilon_one(activations, layer, mechanism):
     gram = Gram.from_dense(gram_of(rows), ROWS)
     for seed in range(3):
         noise = NoiseSource(seed, f"{layer}/{mechanism}")
-        sent = GramRelease(mechanism, bound, sigma).privatise({layer: gram}, ROWS, noise)[layer]
+        release = GramRelease(find_mechanism(mechanism)(bound), sigma)
+        sent = release.privatise({layer: gram}, ROWS, noise)[layer]
         result = audit(repair(sent).dense(), ROWS, rows, iterations=200)
         assert result.recovered == 0, result.summary()
 

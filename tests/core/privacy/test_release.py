@@ -6,11 +6,17 @@ import torch
 from hfedatm_core import FactorGram, Gram, collect_grams
 from hfedatm_core.privacy.accounting import Ledger
 from hfedatm_core.privacy.clipping import clip_frobenius, clip_spectral
+from hfedatm_core.privacy.mechanisms import find_mechanism
 from hfedatm_core.privacy.noise import NoiseSource
-from hfedatm_core.privacy.psd import nearest_psd
-from hfedatm_core.privacy.release import GramNotReleasableError, GramRelease, repair
+from hfedatm_core.privacy.psd import nearest_psd, repair
+from hfedatm_core.privacy.release import GramNotReleasableError, GramRelease
 
 EXAMPLES, DIM = 40, 120
+
+
+def release_of(mechanism: str, clip: float, sigma: float, rank: int = 0, **more) -> GramRelease:
+    options = {"rank": rank} if rank else {}
+    return GramRelease(find_mechanism(mechanism)(clip, **options), sigma, **more)
 
 
 def gram_of(rows: torch.Tensor) -> Gram:
@@ -37,7 +43,7 @@ def expected(mechanism: str, gram: Gram) -> torch.Tensor:
 )
 def test_the_noise_is_symmetric_with_the_right_spread(rows, mechanism, std):
     gram = gram_of(rows)
-    release = GramRelease(mechanism, clip=2.0, sigma=3.0)
+    release = release_of(mechanism, clip=2.0, sigma=3.0)
     sent = release.privatise({"fc": gram}, EXAMPLES, NoiseSource(1))["fc"].dense()
     assert torch.equal(sent, sent.T)
     noise = sent - expected(mechanism, gram)
@@ -50,7 +56,7 @@ def test_the_noise_is_symmetric_with_the_right_spread(rows, mechanism, std):
 def test_every_gram_is_noised_and_paid_for_once(rows):
     shared = gram_of(rows)
     grams = {"q": shared, "k": shared, "out": gram_of(rows)}
-    release = GramRelease("example", clip=2.0, sigma=1.5)
+    release = release_of("example", clip=2.0, sigma=1.5)
     sent = release.privatise(grams, EXAMPLES, NoiseSource())
     assert list(sent) == ["q", "k", "out"]
     # two noised copies of one Gram would be two releases
@@ -64,30 +70,30 @@ def test_text_does_not_tell_its_length():
     model = torch.nn.Sequential(torch.nn.Linear(4, 2).double())
     grams = collect_grams(model, [(tokens, None)], clip=1.0)
     assert grams["0"].rows == 54
-    sent = GramRelease("example", clip=1.0, sigma=1e-9).privatise(grams, 6, NoiseSource())["0"]
+    sent = release_of("example", clip=1.0, sigma=1e-9).privatise(grams, 6, NoiseSource())["0"]
     assert sent.rows == 6
     clipped = (tokens / tokens.flatten(1).norm(dim=1).view(6, 1, 1)).reshape(-1, 4)
     assert torch.allclose(sent.dense(), clipped.T @ clipped / 6, atol=1e-6)
 
 
 def test_shared_out_noise_is_smaller(rows):
-    alone = GramRelease("example", clip=2.0, sigma=3.0)
-    shared = GramRelease("example", clip=2.0, sigma=3.0, honest_survivors=16)
+    alone = release_of("example", clip=2.0, sigma=3.0)
+    shared = release_of("example", clip=2.0, sigma=3.0, honest_survivors=16)
     assert shared.noise_std(DIM) == alone.noise_std(DIM) / 4
-    assert GramRelease("paper", 2.0, 3.0, rank=4).noise_std(DIM) == 12.0
-    replace = GramRelease("client", 2.0, 3.0, adjacency="replace")
+    assert release_of("paper", 2.0, 3.0, rank=4).noise_std(DIM) == 12.0
+    replace = release_of("client", 2.0, 3.0, adjacency="replace")
     assert replace.noise_std(DIM) == pytest.approx(6.0 * 2**0.5)
 
 
 def test_wide_layers_in_factor_form_are_refused_by_name(rows):
     factor = FactorGram(rows[:8], rows=EXAMPLES)
-    release = GramRelease("client", clip=2.0, sigma=1.0)
+    release = release_of("client", clip=2.0, sigma=1.0)
     with pytest.raises(GramNotReleasableError, match=r"'classifier.0'.*Raise gram-max-dim to 120"):
         release.privatise({"classifier.0": factor}, EXAMPLES, NoiseSource())
 
 
 def test_unclipped_and_broken_grams_are_refused(rows):
-    release = GramRelease("example", clip=1.0, sigma=1.0)
+    release = release_of("example", clip=1.0, sigma=1.0)
     with pytest.raises(GramNotReleasableError, match="'fc' was not collected with clip=1"):
         release.privatise({"fc": gram_of(rows)}, EXAMPLES, NoiseSource())
     rows[0, 0] = float("nan")
@@ -98,7 +104,7 @@ def test_unclipped_and_broken_grams_are_refused(rows):
 
 
 def test_repair_gives_the_nearest_psd_matrix(rows):
-    sent = GramRelease("example", 2.0, 5.0).privatise(
+    sent = release_of("example", 2.0, 5.0).privatise(
         {"fc": gram_of(rows)}, EXAMPLES, NoiseSource(3)
     )
     noised = sent["fc"].dense()

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from hfedatm_core import collect_grams
-from hfedatm_core.privacy.clipping import clip_frobenius, clip_spectral, sensitivity
+from hfedatm_core.privacy.clipping import clip_frobenius, clip_spectral
+from hfedatm_core.privacy.mechanisms import find_mechanism
 
 DIM = 5
 numbers = st.floats(-1e3, 1e3, width=32)
@@ -18,6 +19,11 @@ examples = hnp.arrays(
 )
 bounds = st.floats(1e-2, 1e2)
 SLACK = 1 + 1e-9
+
+
+def sensitivity(mechanism: str, bound: float, dim: int, rank=None, adjacency="zero-out") -> float:
+    options = {"rank": rank} if rank else {}
+    return find_mechanism(mechanism)(bound, **options).sensitivity(dim, adjacency)
 
 
 def summed(rows: torch.Tensor) -> torch.Tensor:
@@ -101,5 +107,6 @@ def test_bad_values_are_refused():
         clip_frobenius(torch.tensor([[float("nan")]]), 1.0)
     with pytest.raises(ValueError, match="positive number"):
         clip_frobenius(torch.eye(2), 0.0)
-    with pytest.raises(ValueError, match="unknown mechanism 'none'"):
-        sensitivity("none", 1.0, 3)
+    with pytest.raises(ValueError, match="unknown mechanism 'nothing'"):
+        sensitivity("nothing", 1.0, 3)
+    assert sensitivity("none", 1.0, 3) == float("inf")
