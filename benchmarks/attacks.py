@@ -1,6 +1,6 @@
-"""What a hostile client or station does, for `poison.py` and the tests.
+"""The attacks of a hostile client or station, for `poison.py` and the tests.
 
-A node lies about what it trained, measured and counted. It knows the protocol and keeps to it; it
+A node lies about its training, its Grams and its counts. It knows the protocol and follows it; it
 does not know the other nodes' updates.
 """
 
@@ -31,7 +31,7 @@ Tier = Literal["client", "station"]
 
 @dataclass
 class Sent:
-    """What a node received and what it would honestly send."""
+    """The model a node received, and the reply it would honestly send."""
 
     received: dict[str, Tensor]
     trained: dict[str, Tensor]
@@ -104,20 +104,20 @@ ATTACKS: dict[str, Callable[[Sent], None]] = {
     "Gram × 1e6, sign flip": _grams(1e6, hostile=True),
     "Gram × 1e-6, honest weights": _grams(1e-6, hostile=False),
     "Gram × 1e-6, sign flip": _grams(1e-6, hostile=True),
-    "label flip": lambda sent: None,  # its examples have been changed before
+    "label flip": lambda sent: None,  # the attack has changed its examples already
     "free rider": _times(0),
     "NaN": _nan,
     "slow drift": _drift,
 }
 ABSENT = "absent"
-"""Not an attack: the node does not take part, which is what all attacks are compared with."""
+"""Not an attack: the node does not take part. All attacks are compared with this run."""
 HONEST = "honest"
 
 
 def _answer(attack: str, tier: Tier, message: Message, honest: Callable[[], Message]) -> Message:
-    """Return what the hostile node answers; ``honest`` does its work."""
+    """Return the hostile node's reply; ``honest`` does its honest work."""
     kind = message.metadata.message_type
-    # What it says of the model is left out everywhere, so that the others' examples are compared.
+    # The node's evaluation is left out of every run, so that all runs score the same examples.
     if attack == ABSENT or kind == "evaluate":
         return Message(Error(0, "absent"), reply_to=message)
     reply = honest()
@@ -146,7 +146,7 @@ def _answer(attack: str, tier: Tier, message: Message, honest: Callable[[], Mess
 def hostile(attack: str, tier: Tier, node: int = 0) -> Iterator[None]:
     """Make one node of every run in this process hostile.
 
-    Station 0 is the worst one: its update is the first, to which the others are aligned.
+    Station 0 is the worst case: its update comes first, and the others are aligned to it.
     """
     if attack == HONEST:
         yield

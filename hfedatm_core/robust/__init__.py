@@ -1,1 +1,1 @@
-"""One liar moves little: bounds on what an update may change, and rules to choose among updates."""
+"""Limit the influence of one liar: bounds on an update's change, and rules to choose updates."""

@@ -1,23 +1,22 @@
-"""Cut every update back to what is usual among the updates of the same step.
+"""Cut every update back to multiples of the usual sizes of the updates of the same step.
 
 With the received model ``r`` and updates ``x_k`` that claim ``n_k`` examples, the usual claim and
 the usual move of tensor ``t`` are medians over the updates,
 
     n = med_k n_k,        d_t = med_k ‖x_kt − r_t‖ .
 
-A claim counts up to ``b n``. A tensor moves up to ``c d_t``, and less for whoever claims more than
-is usual, because ``n_k`` times the move is what pulls the mean:
+A claim counts up to ``b n``. A tensor may move up to ``c d_t``, and less if the update claims more
+examples than usual, because ``n_k`` times the move is what pulls the mean:
 
     n_k ← min(n_k, b n),        c_k = c min(1, √(n / n_k)),
     x_kt ← r_t + min(1, c_k d_t / ‖x_kt − r_t‖) (x_kt − r_t) .
 
 A Gram is multiplied by ``min(1, c s / s_k)``. Its size ``s_k`` is its trace, or its Frobenius norm
-where that is larger, as it is in no mean of ``x xᵀ``. What lies within the bounds passes as it is,
-to the last bit.
+if that is larger (it never is for a mean of ``x xᵀ``). Values within the bounds stay bit-identical.
 
-One update is nobody's outlier and passes. Of two neither is usual: the smaller claim and the
-smaller Gram are taken for it, which only shifts weight between the two, and the norm of the
-received tensor has the third vote on how far a tensor may move, ``c_k = c``.
+A single update cannot be an outlier and passes. With two updates there is no majority: the smaller
+claim and the smaller Gram are taken as usual, which only shifts weight between the two, and the
+norm of the received tensor is the third value in the median move of a tensor, with ``c_k = c``.
 """
 
 from __future__ import annotations
@@ -34,21 +33,22 @@ from hfedatm_core.tensors import State, distance, norm_of
 from hfedatm_core.update import Update
 
 COUNTS = ("num-examples", "num-clients", "steps", "path")
-"""Numbers of an update that weigh in a mean."""
+"""The numbers in an update that serve as weights of a mean."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How many times what is usual an update may have; 0 is no bound.
+    """The bounds of an update as multiples of the usual values; 0 is no bound.
 
     Parameters
     ----------
     factor
-        ``c``, of a tensor's move and of a Gram.
+        ``c``, the bound of a tensor's move and of a Gram.
     claims
-        ``b``, of a claimed number.
+        ``b``, the bound of a claimed number.
     agreement
-        Of the usual agreement that an update must reach, see `hfedatm_core.robust.agreement`.
+        Multiple of the usual agreement that an update must reach, see
+        `hfedatm_core.robust.agreement`.
     """
 
     factor: float = 2.0
@@ -58,7 +58,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What an update is judged by: its numbers, how far it moves, how large its Grams are."""
+    """The measured sizes of an update: its counts, its tensors' moves and its Grams' sizes."""
 
     counts: Mapping[str, float]
     moves: Mapping[str, float]
@@ -67,15 +67,15 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Cut:
-    """What was cut off one update, in a line for people."""
+    """One line for people about the parts of an update that were cut back."""
 
     name: str
     what: str
     factor: float
-    """What the worst part of the update was multiplied by; 0 if the update was left out."""
+    """The factor of the part that was cut back most; 0 if the update was excluded."""
 
 
-# --- what is measured
+# --- measuring updates
 
 
 def measure(update: Update, start: State) -> Sizes:
@@ -90,21 +90,22 @@ def measure(update: Update, start: State) -> Sizes:
 
 
 def gram_size(gram: Gram) -> float:
-    """Return the trace of a Gram, or what its other entries amount to where that is more."""
+    """Return the trace of a Gram, or the norm of its entries if that is larger."""
     trace = float(gram.diagonal().double().abs().sum())
     if isinstance(gram, FactorGram):
         return max(trace, norm_of(gram.factor) ** 2)
     if isinstance(gram, PackedGram):
-        # The triangle holds every pair once: the norm of the whole is up to √2 times that.
+        # The triangle holds each off-diagonal entry once: the full matrix's norm is up to √2 times
+        # as large.
         return max(trace, norm_of(gram.triangle))
     return trace
 
 
-# --- what is usual
+# --- usual sizes
 
 
 def usual(sizes: Sequence[Sizes], start: State) -> Sizes | None:
-    """Return the usual sizes; None where there is nothing to compare with."""
+    """Return the usual sizes; None if there are fewer than two updates to compare."""
     if len(sizes) < 2:
         return None
     middle = min if len(sizes) == 2 else statistics.median
@@ -112,7 +113,7 @@ def usual(sizes: Sequence[Sizes], start: State) -> Sizes | None:
     for name in sizes[0].moves:
         found = [one.moves[name] for one in sizes]
         if len(sizes) == 2:
-            # Nothing can be told from a tensor of zeros.
+            # The norm of a tensor of zeros says nothing about usual moves.
             found.append(norm_of(start[name].double()) or max(found))
         moves[name] = statistics.median(found)
     return Sizes(
@@ -130,15 +131,15 @@ def _columns(rows: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
     return columns
 
 
-# --- what is cut
+# --- cutting updates back
 
 BEYOND = 3.0
-"""Times its bounds that most of an update may be before it is left out instead of cut back."""
+"""An update most of whose parts exceed this multiple of their bounds is excluded, not cut back."""
 
 
 @dataclass(frozen=True)
 class Factors:
-    """What the parts of one update are multiplied by; what is not named stays as it is."""
+    """The factors that cut back the parts of one update; an unnamed part stays as it is."""
 
     counts: Mapping[str, float]
     moves: Mapping[str, float]
@@ -146,7 +147,7 @@ class Factors:
 
     @property
     def least(self) -> float:
-        """The smallest of all."""
+        """The smallest of all factors, 1 if there are none."""
         return min([1.0, *self.counts.values(), *self.moves.values(), *self.grams.values()])
 
 
@@ -154,7 +155,7 @@ NOTHING = Factors({}, {}, {})
 
 
 def factors(own: Sizes, common: Sizes | None, bounds: Bounds, many: bool = True) -> Factors:
-    """Return what an update of these sizes is multiplied by; ``many`` is more than two."""
+    """Return the factors of an update with these sizes; ``many`` means more than two updates."""
     if common is None:
         return NOTHING
     counts = _above(own.counts, common.counts, bounds.claims)
@@ -168,19 +169,19 @@ def factors(own: Sizes, common: Sizes | None, bounds: Bounds, many: bool = True)
 
 
 def _above(own: Mapping[str, float], common: Mapping[str, float], most: float) -> dict[str, float]:
-    """Return ``most × usual / own`` for everything above it."""
+    """Return ``most × usual / own`` for every size above ``most × usual``."""
     if not most:
         return {}
     limits = {name: most * common[name] for name in own}
-    # A rounding error is no reason to touch what should stay bit by bit.
+    # Values that exceed the bound by a rounding error only must stay bit-identical.
     return {n: limits[n] / size for n, size in own.items() if size > limits[n] * (1 + 1e-9)}
 
 
 def beyond(own: Sizes, given: Factors) -> float:
-    """Return how many times its bound more than half of an update's tensors, or Grams, are.
+    """Return the multiple of their bounds that more than half of the tensors, or Grams, reach.
 
-    Whoever is that far out did not train and measure as the others did: what is left of it
-    after the cut has no more worth than its length.
+    The sender of an update far beyond its bounds did not train and measure as the others did:
+    cutting the update back would only correct its length.
     """
     found = [
         statistics.median_low([1 / max(part.get(name, 1.0), 1e-300) for name in sizes])
@@ -191,12 +192,12 @@ def beyond(own: Sizes, given: Factors) -> float:
 
 
 def cut(update: Update, given: Factors, start: State) -> Update:
-    """Return the update with its parts multiplied; what needs no cut is the same object."""
+    """Return the update cut back by these factors; a part without a factor is the same object."""
     state = dict(update.state)
     for name, factor in given.moves.items():
         state[name] = scale_back(state[name], start[name], factor)
     for name in state:
-        if name.endswith("running_var"):  # its root is taken: a negative one is no number
+        if name.endswith("running_var"):  # BatchNorm takes its root, NaN if negative
             state[name] = _not_negative(state[name])
     grams = dict(update.grams)
     for layers, gram in distinct(update.grams).items():
@@ -220,7 +221,7 @@ def cut(update: Update, given: Factors, start: State) -> Update:
 
 
 def _whole(count: int, factor: float) -> int:
-    """Return a count times a factor; a rounding error does not make it one less."""
+    """Return a count times a factor, rounded down, but not one less by a rounding error."""
     return max(1, int(count * factor * (1 + 1e-12)))
 
 
@@ -239,7 +240,7 @@ def _not_negative(value: Tensor) -> Tensor:
 
 
 def explain(name: str, given: Factors) -> Cut | None:
-    """Return what was cut, or None."""
+    """Return a description of the parts that were cut back, or None."""
     if given.least == 1.0:
         return None
     parts = [f"{key} {_times(factor)}" for key, factor in given.counts.items()]
@@ -248,7 +249,7 @@ def explain(name: str, given: Factors) -> Cut | None:
             worst = min(cut_ones, key=lambda key: cut_ones[key])
             more = f" and {len(cut_ones) - 1} more" if len(cut_ones) > 1 else ""
             parts.append(f"{what} {worst} {_times(cut_ones[worst])}{more}")
-    # Nothing of what stays in is multiplied by 0 as a whole, which is the mark of who is left out.
+    # A factor of exactly 0 marks an excluded update, and this one is only cut back.
     return Cut(name, ", ".join(parts), max(given.least, 1e-300))
 
 

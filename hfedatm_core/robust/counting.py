@@ -1,4 +1,4 @@
-"""Counts of right answers, of which one node cannot claim more than its part."""
+"""Counts of right answers, bounded so that one node cannot outweigh the others."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ Counts = Mapping[str, float]
 
 
 def bounded_counts(counts: Sequence[Counts], factor: float) -> list[dict[str, float]]:
-    """Return every node's counts, those of too many examples in proportion less.
+    """Return every node's counts, scaled down for a node that claims too many examples.
 
-    ``num-examples`` counts up to ``factor`` times the median of the nodes that have any (of two,
-    the smaller); ``factor = 0`` is no bound. Whole numbers stay whole, and those of the domains
-    (``num-examples/<domain>``) still add up.
+    ``num-examples`` counts up to ``factor`` times the median over the nodes that have examples (of
+    two nodes, the smaller number); ``factor = 0`` is no bound. Whole numbers stay whole, and the
+    counts of the domains (``num-examples/<domain>``) still add up to the total.
     """
     sizes = sorted(one["num-examples"] for one in counts if one["num-examples"])
     if not factor or len(sizes) < 2:
@@ -37,9 +37,9 @@ def _scaled(counts: Counts, factor: float) -> dict[str, float]:
 
 
 def with_domains(counts: Sequence[Counts]) -> list[Counts]:
-    """Return the counts, those of nodes that name no domain under one called ``unknown``.
+    """Return the counts; a node that names no domain is counted under the domain ``unknown``.
 
-    Otherwise the domains of all nodes together would not add up because of one of them.
+    Otherwise one such node would make the sum over the domains differ from the total.
     """
     if not any("/" in name for one in counts for name in one):
         return list(counts)
@@ -55,9 +55,9 @@ def with_domains(counts: Sequence[Counts]) -> list[Counts]:
 def score(counts: Sequence[Counts]) -> float:
     """Return the accuracy by which the best model is chosen.
 
-    Of one or two nodes it is that of all examples together. Of more it is the mean over the nodes,
-    where the best counts as good as the second best and the worst as the second worst: no single
-    node decides which model is the best.
+    For one or two nodes it is the accuracy over all examples together. For more nodes it is the
+    mean over the nodes, in which the best node counts as the second best and the worst as the
+    second worst: no single node decides which model is the best.
     """
     having = [one for one in counts if one["num-examples"]]
     if len(having) < 3:

@@ -1,8 +1,9 @@
 """Updates that are needed more than once, in a memory that does not grow with their number.
 
-Whoever wants to know what is usual has to see all updates before the first one can be judged. The
-first few stay in memory; the others wait in one temporary file that has no name, so nothing is
-left behind however the process ends. The file holds raw numbers, one update behind the other.
+The usual values are known only after all updates have arrived, so the updates must be stored until
+then. The first few stay in memory; the others go to one temporary file without a name, so that
+nothing is left behind however the process ends. The file holds raw numbers, one update after the
+other.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from hfedatm_core.update import Update
 MEMORY = 32_000_000
 """Bytes of updates that stay in memory."""
 
-_ALIGN = 64  # a tensor may be viewed in a buffer only where its type allows
+_ALIGN = 64  # bytes; torch views a buffer as a tensor only at an aligned offset
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where one tensor of an update lies in the bytes of that update."""
+    """The place of one tensor within the bytes of its update."""
 
     start: int
     dtype: torch.dtype
@@ -58,7 +59,7 @@ class HeldUpdates:
     Parameters
     ----------
     folder
-        Where the temporary file is made; default is the system's folder for such files.
+        Folder of the temporary file; by default the system's folder for temporary files.
     memory
         Bytes of updates kept in memory; `MEMORY` unless given.
     """
@@ -96,7 +97,7 @@ class HeldUpdates:
         for key, tensor in parts.items():
             places[key] = _Place(offset, tensor.dtype, tensor.shape)
             offset += -(-tensor.nbytes // _ALIGN) * _ALIGN
-        if places == self._table:  # the usual case: one table for all
+        if places == self._table:  # the usual case: all updates share one table
             places = self._table
         self._table = places
         self._write(parts, places)
@@ -115,7 +116,7 @@ class HeldUpdates:
         return self._bytes(entry.offset + kept.start + first, size).view(kept.dtype)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release the updates in memory and the temporary file."""
         self._entries.clear()
         if self._file is not None:
             self._file.close()
@@ -171,7 +172,7 @@ class HeldUpdates:
 def _parts(
     update: Update,
 ) -> tuple[dict[str, Tensor], tuple[tuple[tuple[str, ...], type[Gram], int, int], ...]]:
-    """Return all tensors of an update by a key, and what else its Grams are made of."""
+    """Return all tensors of an update by key, and the layers, form, rows and rank of its Grams."""
     parts = {f"state/{name}": tensor.detach() for name, tensor in update.state.items()}
     described = []
     for number, (layers, gram) in enumerate(distinct(update.grams).items()):

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from flwr.app import MetricRecord
-from helpers import assert_same_model, failures_of, last_model, log_lines, run_small
+from helpers import assert_same_model, failures_of, last_model, lines_of, log_lines, run_small
 
 import hfedatm.runtime.local as local
 from hfedatm.base.errors import UserError
 from hfedatm.base.records import Task
-from hfedatm.base.results import read_rounds
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from attacks import ABSENT, ATTACKS, HONEST, hostile
@@ -26,7 +25,7 @@ SHAPES = {
 }
 OFF = {"bound_factor": 0, "claim_factor": 0, "least_agreement": 0, "max_fall": 0}
 TRAINING = {"rounds": 3, "station_rounds": 1, "local_epochs": 4, "lambda": 1.0, "gram_min_rows": 1}
-ROBUST = ("median", "trimmed-mean", "multi-krum", "geometric-median")
+ROBUST = ("median", "trimmed-mean", "multi-krum", "geometric-median", "record")
 
 
 def run(folder, attack, tier, name="run", **given) -> Path:
@@ -35,7 +34,7 @@ def run(folder, attack, tier, name="run", **given) -> Path:
 
 
 def scores(folder) -> dict[str, float]:
-    last = read_rounds(folder)[-1]
+    last = lines_of(folder)[-1]
     return {kind: last[kind]["accuracy"] for kind in ("unseen", "source")}
 
 
@@ -49,7 +48,7 @@ def absent(tmp_path_factory):
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_the_model_is_as_good_as_without_the_node(tmp_path, absent, attack, tier):
     folder = run(tmp_path, attack, tier)
-    assert len(read_rounds(folder)) == 3
+    assert len(lines_of(folder)) == 3
     for kind, wanted in scores(absent[tier]).items():
         assert scores(folder)[kind] >= wanted - 0.05, kind
     assert all(torch.isfinite(value).all() for value in last_model(folder).values())
@@ -62,6 +61,27 @@ def test_with_a_robust_rule_too(tmp_path, absent, attack, rule, tier):
     folder = run(tmp_path, attack, tier, robust_clients=rule, robust_stations=rule)
     for kind, wanted in scores(absent[tier]).items():
         assert scores(folder)[kind] >= wanted - 0.05, kind
+
+
+@pytest.mark.parametrize("tier", SHAPES)
+@pytest.mark.parametrize("honest_part", [0.2, 0.5])
+def test_a_shift_as_far_as_the_bound_that_is_honest_in_part_does_little(
+    tmp_path, absent, monkeypatch, honest_part, tier
+):
+    def shift(sent) -> None:
+        def change(start, move):
+            side = torch.arange(start.numel(), dtype=start.dtype).cos().sign().view(start.shape)
+            length = move.norm() / start.numel() ** 0.5
+            return start + honest_part * move + 2 * (1 - honest_part) * length * side
+
+        sent.move(change)
+
+    monkeypatch.setitem(ATTACKS, "shift", shift)
+    folder = run(tmp_path, "shift", tier)
+    for kind, wanted in scores(absent[tier]).items():
+        assert scores(folder)[kind] >= wanted - 0.05, kind
+    if honest_part == 0.2:  # too little to be taken for honest
+        assert_same_model(folder, absent[tier])
 
 
 @pytest.mark.parametrize("tier", SHAPES)
@@ -119,7 +139,7 @@ def test_a_cut_is_in_the_record_and_in_the_log(tmp_path):
             folder = run(tmp_path, "one tensor", "client")
     finally:
         del ATTACKS["one tensor"]
-    cuts = [cut for record in read_rounds(folder) for cut in record["cuts"]]
+    cuts = [cut for record in lines_of(folder) for cut in record["cuts"]]
     assert {cut["node"] for cut in cuts} == {"station 0, client 0"}
     assert all("0.bias" in cut["reason"] for cut in cuts)
     assert any("cut back: station 0, client 0" in line for line in lines)
@@ -154,7 +174,7 @@ def only(correct, examples, metrics):
 
 def test_no_station_decides_alone_which_model_is_the_best(tmp_path, monkeypatch):
     honest = run(tmp_path, HONEST, "station", "honest")
-    best = max(read_rounds(honest), key=lambda r: r["source"]["accuracy"])["round"]
+    best = max(lines_of(honest), key=lambda r: r["source"]["accuracy"])["round"]
     assert best != 1  # or else the lie would change nothing
 
     def lie(number, metrics):
@@ -162,7 +182,7 @@ def test_no_station_decides_alone_which_model_is_the_best(tmp_path, monkeypatch)
 
     evaluating(monkeypatch, lie)
     lied = run(tmp_path, HONEST, "station", "lied")
-    rounds = read_rounds(lied)
+    rounds = lines_of(lied)
     assert max(rounds, key=lambda r: r["source"]["score"])["round"] == best
     assert not any("taken_back" in record for record in rounds)  # nor takes one back
 
@@ -181,7 +201,7 @@ def test_counts_of_a_client_are_bounded_by_those_of_the_others(tmp_path, monkeyp
     monkeypatch.setattr(local, "client_app", lying)
     folder = run(tmp_path, HONEST, "client")
     # Three of the seven parts that count are the liar's; unbounded, it would be all of them.
-    assert read_rounds(folder)[-1]["source"]["accuracy"] > 0.4
+    assert lines_of(folder)[-1]["source"]["accuracy"] > 0.4
 
 
 # --- a round that is taken back
@@ -210,7 +230,7 @@ def test_a_round_that_ruins_the_model_is_taken_back(tmp_path, monkeypatch, broad
     given = TRAINING | {"rounds": 4, "broadcast": broadcast}
     with log_lines() as lines:
         folder = run_small(tmp_path, **given)
-    rounds = read_rounds(folder)
+    rounds = lines_of(folder)
     assert ["taken_back" in record for record in rounds] == [False, False, True, False]
     assert rounds[2]["taken_back"].startswith("source accuracy fell from ")
     assert rounds[2]["source"] == rounds[1]["source"]
@@ -222,7 +242,7 @@ def test_a_round_that_ruins_the_model_is_taken_back(tmp_path, monkeypatch, broad
 
 def test_a_model_that_nobody_can_evaluate_is_taken_back(tmp_path, monkeypatch):
     ruin(monkeypatch, {2}, 1e30)
-    rounds = read_rounds(run_small(tmp_path, **TRAINING))
+    rounds = lines_of(run_small(tmp_path, **TRAINING))
     assert rounds[1]["taken_back"] == "most stations could not evaluate the model"
     assert rounds[1]["source"] == rounds[0]["source"]
     assert rounds[2]["source"]["accuracy"] > rounds[0]["source"]["accuracy"]
@@ -231,8 +251,8 @@ def test_a_model_that_nobody_can_evaluate_is_taken_back(tmp_path, monkeypatch):
 def test_without_the_setting_it_stays(tmp_path, monkeypatch):
     ruin(monkeypatch, {3})
     folder = run_small(tmp_path, **TRAINING, max_fall=0)
-    assert not any("taken_back" in record for record in read_rounds(folder))
-    assert read_rounds(folder)[-1]["source"]["accuracy"] < 0.5
+    assert not any("taken_back" in record for record in lines_of(folder))
+    assert lines_of(folder)[-1]["source"]["accuracy"] < 0.5
 
 
 @pytest.mark.parametrize("every, stop", [(1, 2), (1, 3), (2, 3)])
@@ -242,7 +262,7 @@ def test_a_run_resumed_around_a_round_that_is_taken_back_ends_the_same(
     ruin(monkeypatch, {4} if every == 2 else {3})
     given = TRAINING | {"rounds": 5, "evaluate_every": every}
     whole = run_small(tmp_path, "whole", **given)
-    assert sum("taken_back" in record for record in read_rounds(whole)) == 1
+    assert sum("taken_back" in record for record in lines_of(whole)) == 1
 
     from server_app.after_round import AfterRound
 
@@ -259,7 +279,7 @@ def test_a_run_resumed_around_a_round_that_is_taken_back_ends_the_same(
     monkeypatch.setattr(AfterRound, "__call__", keep)
     local.run_locally({"resume": str(tmp_path / "parts")})
     assert_same_model(tmp_path / "parts", whole)
-    for one, other in zip(read_rounds(tmp_path / "parts"), read_rounds(whole), strict=True):
+    for one, other in zip(lines_of(tmp_path / "parts"), lines_of(whole), strict=True):
         assert one["source"] == other["source"] if "source" in other else "source" not in one
         assert one.get("taken_back") == other.get("taken_back")
 
@@ -286,5 +306,5 @@ def test_stations_with_their_own_starts_are_bounded_by_their_own_moves(tmp_path)
     folder = run_small(
         tmp_path, station_start="own", **SHAPES["station"], rounds=1, gram_min_rows=1
     )
-    (record,) = read_rounds(folder)
+    (record,) = lines_of(folder)
     assert record["cuts"] == [] and record["failures"] == []

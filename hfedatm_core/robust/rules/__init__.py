@@ -1,1 +1,1 @@
-"""Robust rules: which updates enter a mean, and how much of each. One file each, found by name."""
+"""Robust rules choose and weigh the updates of a mean. Each is one file, found by its name."""

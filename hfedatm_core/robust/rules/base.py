@@ -1,8 +1,8 @@
-"""What a robust rule is: a function from the updates of one step to those that enter the merge.
+"""The interface of a robust rule: from the updates of one step it makes those that are merged.
 
-A rule may leave updates out, lower their share, or move their values into the range that others
-vouch for. What comes out is merged as always, by the mean, RegMean or whatever the server's rule
-is, so a robust rule works at a station and at the server alike.
+A rule may exclude updates, lower their share, or move their values into the range of other updates.
+The results are merged as always, by the mean, RegMean or another rule of the server, so a robust
+rule works at a station and at the server alike.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ class RobustRule(ABC):
     Parameters
     ----------
     liars
-        Hostile updates the rule has to withstand.
+        Number of hostile updates that the rule has to withstand.
     """
 
     liars: int = 1
 
     def expected(self, updates: BoundedUpdates) -> int:
-        """Return how many hostile updates may still be among these: some are left out already."""
+        """Return how many hostile updates may remain, less those that were excluded already."""
         return max(0, self.liars - updates.left_out)
 
     @abstractmethod
     def admit(self, updates: BoundedUpdates) -> Iterable[Update]:
-        """Return what enters the merge; ``updates`` are already within the bounds."""
+        """Return the updates to merge; ``updates`` are already within the bounds."""
 
 
 def products(updates: BoundedUpdates) -> Tensor:
     """Return ``Σ_t ⟨u_it, u_jt⟩ / d_t²`` for every two updates.
 
-    ``u_it`` is how update ``i`` moves tensor ``t`` and ``d_t`` the median length of such moves.
-    Counted in what is usual for it, a bias weighs as much as a large matrix.
+    ``u_it`` is the move of tensor ``t`` by update ``i``, and ``d_t`` the median length of such
+    moves. In units of ``d_t`` a bias has as much weight as a large matrix.
     """
     total = torch.zeros(len(updates), len(updates), dtype=torch.float64)
     for name, value in updates.start.items():
         usual = float(updates.norms(name).median())
-        if not value.is_floating_point() or usual == 0.0:  # counters tell nothing of a direction
+        if not value.is_floating_point() or usual == 0.0:  # a counter has no direction
             continue
         for block in updates.moves(name):
             block /= usual
@@ -61,8 +61,8 @@ def products(updates: BoundedUpdates) -> Tensor:
 def ranges(updates: BoundedUpdates, trimmed: int) -> tuple[State, State]:
     """Return, coordinate by coordinate, the smallest and largest value after trimming.
 
-    The ``trimmed`` lowest and highest values of every coordinate are left out; where that would
-    leave nothing, both ends are the median.
+    The ``trimmed`` lowest and highest values of every coordinate are ignored; if no more than one
+    value would remain, both ends are the median.
     """
     count = len(updates)
     low, high = {}, {}
@@ -74,7 +74,7 @@ def ranges(updates: BoundedUpdates, trimmed: int) -> tuple[State, State]:
                 ends[:, part] = ordered[[trimmed, count - 1 - trimmed]]
             else:
                 low_middle, high_middle = ordered[(count - 1) // 2], ordered[count // 2]
-                if start.is_floating_point():  # halves first: their sum does not overflow
+                if start.is_floating_point():  # halving first avoids an overflow of the sum
                     ends[:, part] = low_middle * 0.5 + high_middle * 0.5
                 else:
                     ends[:, part] = low_middle

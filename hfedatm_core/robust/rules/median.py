@@ -1,7 +1,7 @@
 """Coordinate median (Yin et al., 2018): every number of the model is the median of the updates'.
 
-All updates enter with that model, so that their Grams and sizes stay, and whatever merges them
-finds nothing to disagree about.
+All updates enter the merge with that model. Their Grams and sizes are kept, and the merging rule
+finds no difference between the models.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from hfedatm_core.update import Update
 
 @dataclass
 class CoordinateMedian(RobustRule):
-    """Withstands every minority; ``liars`` is not used."""
+    """Withstand every hostile minority; ``liars`` is not used."""
 
     def admit(self, updates: BoundedUpdates) -> Iterable[Update]:
-        """Replace every model by the median."""
+        """Replace the model of every update by the median."""
         if len(updates) < 3:  # the median of two is their mean
             return updates
         return self._replaced(updates)

@@ -1,7 +1,8 @@
-"""Multi-Krum (Blanchard et al., 2017): leave out the updates with the most distant neighbours.
+"""Multi-Krum (Blanchard et al., 2017): exclude the updates with the most distant neighbours.
 
 The score of an update is the sum of its squared distances to its ``n − f − 2`` nearest others, with
-``f = liars``; the ``n − f`` updates with the lowest scores enter, and those that tie with them.
+``f = liars``. The ``n − f`` updates with the lowest scores, and those that tie with them, are
+merged.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from hfedatm_core.update import Update
 
 @dataclass
 class MultiKrum(RobustRule):
-    """Choose by distance; a tensor's distance is counted in its usual move."""
+    """Choose by distance; the distance of a tensor is measured in units of its usual move."""
 
     def admit(self, updates: BoundedUpdates) -> Iterable[Update]:
-        """Leave the outermost updates out."""
+        """Exclude the outermost updates."""
         liars = self.expected(updates)
         if len(updates) < 3 or liars == 0:
             return updates

@@ -1,4 +1,4 @@
-"""Nothing but the bounds."""
+"""No robust rule beyond the bounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hfedatm_core.update import Update
 
 @dataclass
 class Everybody(RobustRule):
-    """Every update enters."""
+    """Merge every update."""
 
     def admit(self, updates: BoundedUpdates) -> Iterable[Update]:
         """Return all updates."""

@@ -1,8 +1,8 @@
 """Trimmed mean (Yin et al., 2018), in the form that keeps every update a model of its own.
 
 The ``liars`` lowest and highest values of every coordinate are not dropped but set to the nearest
-value that is left (Winsorised). So no value beyond what an honest update says enters the mean, and
-the updates still differ where they may, which RegMean needs.
+remaining value (Winsorised). So no value outside the range of the honest updates enters the mean,
+and the updates still differ within that range, which RegMean needs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hfedatm_core.update import Update
 
 @dataclass
 class TrimmedMean(RobustRule):
-    """Clamp every coordinate into the range of what is left after trimming."""
+    """Clamp every coordinate into the range of the values that remain after trimming."""
 
     def admit(self, updates: BoundedUpdates) -> Iterable[Update]:
         """Clamp the updates."""

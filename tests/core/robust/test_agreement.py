@@ -1,5 +1,7 @@
 """Agreement: who points elsewhere than the others is left out, and nobody else."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -71,6 +73,20 @@ def test_a_liar_is_left_out_and_nobody_else(how, count):
         assert (cut.name, cut.factor) == ("liar", 0.0)
 
 
+@pytest.mark.parametrize("how", ["flip", "noise", "far"])
+def test_who_is_left_out_does_not_change_what_is_usual_for_the_others(how):
+    """Some are cut back, because honest lengths differ: by the same with and without the liar."""
+    others = [honest(seed) for seed in range(5)]
+    for name, start in START.items():
+        others[4].state[name] = start + 3 * (others[4].state[name] - start)
+    without, found = held(others), held([hostile(how), *others])
+    assert any(cut.factor < 1 for cut in without.cuts())
+    assert found.cuts()[1:] == without.cuts() and found.cuts()[0].name == "liar"
+    for one, wanted in zip(found, without, strict=True):
+        assert all(torch.equal(one.state[name], wanted.state[name]) for name in START)
+        assert one.reach.limits == wanted.reach.limits
+
+
 @pytest.mark.parametrize("count", [3, 4])
 def test_of_a_few_one_that_is_merely_different_stays(count):
     """Two stations whose domains are alike make an honest third one look odd."""
@@ -112,8 +128,9 @@ def test_a_majority_always_enters():
     assert len(held(updates)) >= 3
 
 
-def test_who_was_out_of_line_before_needs_more_than_one_quiet_step():
-    quiet = [
+def quiet(count: int = 5) -> list[Update]:
+    """Updates as at the end of training: nobody agrees with anybody."""
+    return [
         Update(
             {
                 n: s + 1e-3 * torch.randn(s.shape, generator=torch.Generator().manual_seed(k))
@@ -121,14 +138,58 @@ def test_who_was_out_of_line_before_needs_more_than_one_quiet_step():
             },
             name=f"node {k}",
         )
-        for k in range(5)
+        for k in range(count)
     ]
-    assert len(held(quiet)) == 5
-    before = {"node 0": -0.4} | {f"node {k}": 0.5 for k in range(1, 5)}
-    found = held(quiet, earlier=before)
+
+
+def test_where_nobody_agrees_the_record_of_earlier_steps_decides():
+    before = {"node 0": -0.3} | {f"node {k}": 0.5 for k in range(1, 5)}
+    found = held(quiet(), earlier=before)
     assert names(found) == [f"node {k}" for k in range(1, 5)]
-    assert found.standing["node 0"] == pytest.approx(-0.2, abs=0.05)
-    assert held(quiet, earlier={"somebody else": 1.0}).standing["somebody else"] == 1.0
+    assert found.standing == before  # and the step itself adds nothing
+    assert held(quiet(), earlier={"somebody else": 1.0}).standing["somebody else"] == 1.0
+
+
+def test_who_was_honest_while_it_could_be_seen_is_not_left_out_when_it_looks_odd():
+    """The only one of its domain: in line early, without a direction in common later."""
+    odd = hostile("noise")
+    others = [honest(k) for k in range(4)]
+    assert names(held([*others, odd])) == names(others)  # nothing is known of it
+    assert names(held([*others, odd], earlier={"liar": 0.3})) == [*names(others), "liar"]
+
+
+@pytest.mark.parametrize("count", [3, 5, 10])
+def test_who_opposes_the_others_in_a_clear_step_is_left_out_whatever_its_record(count):
+    others = [honest(seed) for seed in range(count - 1)]
+    found = held([*others, hostile("flip")], earlier={"liar": 100.0})
+    assert names(found) == names(others)
+
+
+@pytest.mark.parametrize("how", ["flip", "noise", "rider"])
+def test_a_record_falls_with_every_step_that_speaks_against_the_node(how):
+    records, updates = [{}], [*(honest(k) for k in range(4)), hostile(how)]
+    for _ in range(3):
+        records.append(held(updates, earlier=records[-1]).standing)
+    of_liar = [record.get("liar", 0.0) for record in records]
+    assert all(later < earlier for earlier, later in itertools.pairwise(of_liar))
+    assert all(records[-1][update.name] > records[-2][update.name] > 0 for update in updates[:4])
+
+
+def test_two_camps_without_a_common_direction_are_both_let_in():
+    """Late in training domains pull apart; a flipped update is then in line with half of them."""
+
+    def camp(sign: float, seed: int) -> Update:
+        generator = torch.Generator().manual_seed(seed)
+        state = {
+            n: s + sign * DIRECTION[n] + torch.randn(s.shape, generator=generator)
+            for n, s in START.items()
+        }
+        return Update(state, name=f"node {seed}")
+
+    updates = [camp(1, 0), camp(1, 1), camp(-1, 2), camp(-1, 3), camp(-1, 4)]
+    assert names(held(updates)) == names(updates)
+    found = held(updates, earlier={"node 2": -0.1})
+    assert names(found) == ["node 0", "node 1", "node 3", "node 4"]
 
 
 def test_it_can_be_switched_off():
@@ -146,8 +207,14 @@ def test_agreements_are_those_of_numpy_over_the_matrices():
         ]
     )
     wanted = [sorted(np.delete(row, k), reverse=True)[1] for k, row in enumerate(cosine)]
-    found = held(updates).standing
-    np.testing.assert_allclose([found[u.name] for u in updates], wanted, rtol=1e-4)
+    found = held(updates)._agreements
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-4)
+    pairs = sorted(cosine[np.triu_indices(5, 1)], reverse=True)
+    assert found[1] == pytest.approx(pairs[4], rel=1e-4)
+    added = [pairs[4] * (a - 0.25 * pairs[4]) for a in wanted]
+    records = held(updates, earlier={"node 1": 2.0}).standing
+    assert records["node 0"] == pytest.approx(added[0], rel=1e-3)
+    assert records["node 1"] == pytest.approx(2.0 + added[1], rel=1e-3)
 
 
 @given(st.permutations(range(6)))

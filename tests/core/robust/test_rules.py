@@ -17,10 +17,11 @@ from hfedatm_core.robust.rules.geometric_median import GeometricMedian, weiszfel
 from hfedatm_core.robust.rules.median import CoordinateMedian
 from hfedatm_core.robust.rules.multi_krum import MultiKrum
 from hfedatm_core.robust.rules.none import Everybody
+from hfedatm_core.robust.rules.record import Record, shares
 from hfedatm_core.robust.rules.trimmed_mean import TrimmedMean
 from hfedatm_core.robust.updates import BoundedUpdates
 
-ALL = [Everybody, CoordinateMedian, TrimmedMean, MultiKrum, GeometricMedian]
+ALL = [Everybody, CoordinateMedian, TrimmedMean, MultiKrum, GeometricMedian, Record]
 SHAPES = {"w": (4, 3), "b": (5,)}
 START = {name: torch.zeros(shape) for name, shape in SHAPES.items()} | {"n": torch.tensor(2)}
 OFF = Bounds(0.0, 0.0, 0.0)
@@ -195,3 +196,28 @@ def test_what_a_rule_admits_is_merged_by_regmean(cls):
     # Equal Grams: RegMean is the mean weighted by clients and share.
     wanted = weighted_mean([u.state for u in kept], [u.num_clients * u.share for u in kept])
     torch.testing.assert_close(merged.state["w.weight"], wanted["w.weight"], rtol=1e-4, atol=1e-5)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=3, max_size=9))
+def test_shares_by_record_are_twice_the_part_of_the_usual_one_and_at_most_all(records):
+    usual = sorted(records)[(len(records) - 1) // 2]
+    found = shares(torch.tensor(records, dtype=torch.float64)).tolist()
+    if usual <= 0:
+        assert found == [1.0] * len(records)
+    else:
+        wanted = [min(1.0, max(0.0, 2 * record / usual)) for record in records]
+        assert found == pytest.approx(wanted)
+
+
+def test_by_record_who_agreed_little_counts_little_and_the_honest_fully():
+    direction = np.random.default_rng(0).normal(size=17)
+    noise = np.random.default_rng(1).normal(size=(5, 17))
+    updates = [update(direction + 0.3 * noise[k], f"node {k}") for k in range(4)]
+    held = BoundedUpdates(
+        START, Bounds(), earlier={f"node {k}": 3.0 for k in range(4)} | {"node 4": 0.1}
+    )
+    for one in [*updates, update(noise[4], "node 4")]:
+        held.add(one)
+    found = {one.name: one.share for one in Record().admit(held)}
+    assert [found[f"node {k}"] for k in range(4)] == [1.0] * 4
+    assert found.get("node 4", 0.0) < 0.5
