@@ -27,7 +27,7 @@ class MeanAccumulator:
     def add(
         self, state: State, weight: float = 1.0, name: str | None = None, *, checked: bool = False
     ) -> None:
-        """Add one state; ``name`` stands for it in errors, ``checked`` saves a look at it."""
+        """Add one state; errors call it ``name``, and ``checked`` skips the checks."""
         who = name or f"state {self.count}"
         if not 0.0 <= weight < float("inf"):
             raise ValueError(f"{who}: the weight must be finite and ≥ 0, got {weight}")
@@ -41,10 +41,14 @@ class MeanAccumulator:
                 check_state(state, self._mean, who)
             share = weight / (self.weight + weight) if weight > 0 else 0.0
             for key, mean in self._mean.items():
-                # mean += share (value - mean): a mean of equal states is that state, exactly.
+                # With mean += share (value - mean) the mean of equal states is exact.
                 mean.lerp_(_wide(state[key]).to(mean), share)
         self.weight += weight
         self.count += 1
+
+    def current(self) -> dict[str, Tensor]:
+        """Return the mean so far, not a copy: the next state changes it in place."""
+        return dict(self._mean)
 
     def result(self) -> dict[str, Tensor]:
         """Return the mean, as new tensors of the original types; the accumulator is emptied."""
@@ -65,7 +69,7 @@ def weighted_mean(states: Iterable[State], weights: Iterable[float]) -> dict[str
 
 
 def check_state(state: State, reference: State, who: str) -> None:
-    """Raise ``ValueError`` unless ``state`` has the reference's tensors and all are finite."""
+    """Raise a ``ValueError`` unless ``state`` has the reference's tensors and all are finite."""
     missing = [key for key in reference if key not in state]
     extra = [key for key in state if key not in reference]
     if missing or extra:
@@ -83,7 +87,7 @@ def check_state(state: State, reference: State, who: str) -> None:
 
 
 def check_finite(state: State, who: str) -> None:
-    """Raise ``ValueError`` that names the first tensor with NaN or infinity."""
+    """Raise a ``ValueError`` that names the first tensor with NaN or infinity."""
     for key, value in state.items():
         if not is_finite(value):
             raise ValueError(

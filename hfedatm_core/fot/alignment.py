@@ -3,7 +3,7 @@ r"""Filter-wise optimal transport: bring a station's channels into the reference
 For every channel group the filters of the reference and of the station are flattened and
 normalised; the squared distances of all tensors that write the group are summed to a cost matrix D;
 a permutation p is chosen that lowers :math:`\sum_i D_{i,p(i)}`; and every axis that lives in the
-group is permuted by it, so that the station's network computes what it computed before.
+group is permuted by it, so that the station's network computes the same function as before.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hfedatm_core.channels.graph import ChannelGraph
-from hfedatm_core.fot.assignment import Solver
-from hfedatm_core.fot.matching import Matcher, Scope
+from hfedatm_core.fot.matching import Matcher
+from hfedatm_core.fot.options import DEFAULT, AlignmentOptions
 from hfedatm_core.fot.shapes import match_shapes, require_finite
 from hfedatm_core.grams.gram import Gram
+from hfedatm_core.grams.grouped import GroupedGram
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,11 @@ class Alignment:
         The permuted Grams.
     permutations
         Group name -> ``p``: channel ``i`` of the aligned model is channel ``p[i]`` of the station.
-        The groups in scope, here and below.
+        This and the next attributes hold the groups in scope only.
     moved
         Group name -> number of channels with ``p[i] != i``.
     cost, identity_cost
-        Group name -> ⟨Π, D⟩ and ⟨I, D⟩, with D as it stood when the group was decided.
+        Group name -> ⟨Π, D⟩ and ⟨I, D⟩, with the cost D at the time of the group's match.
     """
 
     state: dict[str, Tensor]
@@ -52,11 +53,7 @@ def align(
     reference: Mapping[str, Tensor],
     graph: ChannelGraph,
     grams: Mapping[str, Gram] | None = None,
-    solver: Solver = "sinkhorn",
-    scope: Scope = "conv",
-    reg: float = 0.05,
-    iterations: int = 25,
-    margin: float = 0.0,
+    options: AlignmentOptions = DEFAULT,
 ) -> Alignment:
     r"""Permute the channels of ``state`` to match ``reference`` without changing its function.
 
@@ -74,48 +71,38 @@ def align(
     graph
         The channel groups of the architecture.
     grams
-        Layer name -> Gram of the layer's input, permuted along.
-    solver
-        ``"sinkhorn"``: assignment on the entropic plan; ``"exact"``: on the cost itself.
-    scope
-        ``"conv"`` aligns what convolutions write, ``"all"`` also the hidden units of Linear layers.
-    reg, iterations
-        Sinkhorn's regularisation and number of iterations.
-    margin
-        A group is permuted only if that lowers its cost by more than this share of ⟨I, D⟩.
+        Layer name -> Gram of the layer's input, which is permuted in the same way.
+    options
+        The scope of the alignment, and the solver.
 
     Raises
     ------
     ValueError
-        A tensor is missing, unknown, not finite or of another shape; or an option is invalid.
+        A tensor is missing, unknown, not finite or of another shape.
 
     See Also
     --------
     Aligner : the same for several stations and one reference.
     """
-    return Aligner(reference, graph, solver, scope, reg, iterations, margin)(state, grams)
+    return Aligner(reference, graph, options)(state, grams)
 
 
 class Aligner:
     """Align any number of stations to one reference; see :func:`align` for the parameters.
 
-    What depends only on the reference is computed once, which makes stations that stayed close to
-    it (the identity is then provably the best match) nearly free.
+    Values that depend only on the reference are computed once. A station that stayed close to the
+    reference then takes hardly any time, because the identity is provably its best match.
     """
 
     def __init__(
         self,
         reference: Mapping[str, Tensor],
         graph: ChannelGraph,
-        solver: Solver = "sinkhorn",
-        scope: Scope = "conv",
-        reg: float = 0.05,
-        iterations: int = 25,
-        margin: float = 0.0,
+        options: AlignmentOptions = DEFAULT,
     ) -> None:
         require_finite(reference, "the reference")
         self._reference, self._graph = reference, graph
-        self._matcher = Matcher(reference, graph, solver, scope, reg, iterations, margin)
+        self._matcher = Matcher(reference, graph, options)
 
     def __call__(
         self, state: Mapping[str, Tensor], grams: Mapping[str, Gram] | None = None
@@ -126,33 +113,55 @@ class Aligner:
         moving = {name: match.permutation for name, match in matches.items() if match.moved}
         return Alignment(
             state=reordered,
-            grams=self._permuted_grams(grams or {}, state, moving),
+            grams=permute_grams(grams or {}, state, self._graph, moving),
             permutations={name: match.permutation for name, match in matches.items()},
             moved={name: match.moved for name, match in matches.items()},
             cost={name: match.cost for name, match in matches.items()},
             identity_cost={name: match.identity_cost for name, match in matches.items()},
         )
 
-    def _permuted_grams(
-        self, grams: Mapping[str, Gram], state: Mapping[str, Tensor], moving: Mapping[str, Tensor]
-    ) -> dict[str, Gram]:
-        done: dict[tuple[int, bytes], Gram] = {}  # layers with one input share one Gram
-        permuted = {}
-        for layer, gram in grams.items():
-            weight = state.get(f"{layer}.weight")
-            if weight is None or weight.dim() < 2:
-                raise ValueError(f"there is a Gram of {layer}, but no weight matrix {layer}.weight")
-            features = weight[0].numel()  # of a convolution: its patch, channel by channel
-            if gram.dim not in (features, features + 1):  # one more: the constant of the bias
-                raise ValueError(
-                    f"the Gram of {layer} has {gram.dim} features, but {layer}.weight has shape "
-                    f"{tuple(weight.shape)}"
-                )
-            index = self._graph.index(f"{layer}.weight", 1, weight.shape[1], moving)
-            if index is not None:
-                key = (id(gram), index.numpy().tobytes())
-                if key not in done:
-                    done[key] = gram.permute(index)
-                gram = done[key]
-            permuted[layer] = gram
-        return permuted
+
+def permute_grams(
+    grams: Mapping[str, Gram],
+    state: Mapping[str, Tensor],
+    graph: ChannelGraph,
+    moving: Mapping[str, Tensor],
+) -> dict[str, Gram]:
+    """Return the Grams with their inputs in the channel order of the permutations.
+
+    Raises
+    ------
+    ValueError
+        A Gram belongs to no weight of ``state``, or is of another width.
+    """
+    done: dict[tuple[int, bytes], Gram] = {}  # layers with one input share one Gram
+    permuted = {}
+    for layer, gram in grams.items():
+        weight = state.get(f"{layer}.weight")
+        if weight is None or weight.dim() < 2:
+            raise ValueError(f"there is a Gram of {layer}, but no weight matrix {layer}.weight")
+        features = weight[0].numel()  # of a convolution: its patch, channel by channel
+        if gram.dim not in (features, features + 1):  # one more: the constant of the bias
+            raise ValueError(
+                f"the Gram of {layer} has {gram.dim} features, but {layer}.weight has shape "
+                f"{tuple(weight.shape)}"
+            )
+        index = _gram_index(gram, f"{layer}.weight", weight, graph, moving)
+        if index is not None:
+            key = (id(gram), index.numpy().tobytes())
+            if key not in done:
+                done[key] = gram.permute(index)
+            gram = done[key]
+        permuted[layer] = gram
+    return permuted
+
+
+def _gram_index(
+    gram: Gram, name: str, weight: Tensor, graph: ChannelGraph, moving: Mapping[str, Tensor]
+) -> Tensor | None:
+    """Return the permutation of a layer's inputs; in a depthwise layer that of its filters."""
+    if not isinstance(gram, GroupedGram):
+        return graph.index(name, 1, weight.shape[1], moving)
+    index = graph.index(name, 0, weight.shape[0], moving)
+    each = len(weight) // len(gram.blocks)
+    return None if index is None else index[::each] // each

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-Solver = Literal["sinkhorn", "exact"]
-SOLVERS: tuple[Solver, ...] = get_args(Solver)
+from hfedatm_core.fot.options import DEFAULT, AlignmentOptions
 
-# Largest exponent of the kernel and its scaling vectors that is far inside a dtype's range.
+# Largest exponent of the kernel and its scaling vectors that is safe in a dtype's range.
 _KERNEL_RANGE = {torch.float32: 30.0, torch.float64: 200.0}
 
 
 def rounding(cost: Tensor) -> float:
-    """Return how far two entries of a cost (none negative) may differ by rounding: a tie."""
+    """Return the largest difference by rounding of two equal costs (none negative): a tie."""
     scale = max(1.0, float(cost.max())) if cost.numel() else 1.0
     return 8 * torch.finfo(cost.dtype).eps * scale
 
@@ -46,8 +43,8 @@ def sinkhorn_plan(cost: Tensor, reg: float = 0.05, iterations: int = 25) -> Tens
     -----
     The same iterates as ``ot.sinkhorn``. Costs of normalised filters span a few units, so that
     ``exp(-D/reg)`` is well inside the range of its dtype and two matrix-vector products make an
-    iteration; only where it is not even in float64, POT iterates in the log domain, which takes
-    some 25 times as long.
+    iteration. Only if ``exp(-D/reg)`` leaves the range even of float64, POT iterates in the log
+    domain, which takes some 25 times as long.
     """
     n = cost.shape[0]
     shifted = cost.cpu()
@@ -56,7 +53,7 @@ def sinkhorn_plan(cost: Tensor, reg: float = 0.05, iterations: int = 25) -> Tens
     if exponent > _KERNEL_RANGE.get(cost.dtype, 0.0):
         shifted = shifted.double()
     if exponent > _KERNEL_RANGE[torch.float64]:
-        import ot  # over a second to import, and seldom needed
+        import ot  # takes over a second to import, and is seldom needed
 
         weights = np.full(n, 1.0 / n)
         plan = ot.sinkhorn(
@@ -68,7 +65,7 @@ def sinkhorn_plan(cost: Tensor, reg: float = 0.05, iterations: int = 25) -> Tens
         )
         return torch.from_numpy(plan)
     kernel = shifted.div_(-reg).exp_().numpy()
-    # NumPy spends less than torch on starting operations as small as these.
+    # NumPy has less overhead than torch for operations as small as these.
     share = kernel.dtype.type(1.0 / n)
     u = np.ones(n, dtype=kernel.dtype)
     for _ in range(iterations):
@@ -79,12 +76,10 @@ def sinkhorn_plan(cost: Tensor, reg: float = 0.05, iterations: int = 25) -> Tens
     return torch.from_numpy(kernel)
 
 
-def assign(
-    cost: Tensor, solver: Solver = "sinkhorn", reg: float = 0.05, iterations: int = 25
-) -> Tensor:
+def assign(cost: Tensor, options: AlignmentOptions = DEFAULT) -> Tensor:
     """Match every row to one column of a square cost matrix.
 
-    ``"exact"`` minimises the sum of ``cost[i, p[i]]``. ``"sinkhorn"`` maximises the mass
+    The solver ``"exact"`` minimises the sum of ``cost[i, p[i]]``. ``"sinkhorn"`` maximises the mass
     ``P[i, p[i]]`` of the entropic plan: some of its rows have their maximum in the same column, so
     that the row-wise maximum would not be a permutation. Ties go to the identity.
 
@@ -95,29 +90,29 @@ def assign(
 
     Examples
     --------
-    >>> assign(torch.tensor([[2.0, 0.0], [1.0, 2.0]]), "exact")
+    >>> assign(torch.tensor([[2.0, 0.0], [1.0, 2.0]]), AlignmentOptions(solver="exact"))
     tensor([1, 0])
     """
-    if solver not in SOLVERS:
-        raise ValueError(f"solver must be one of {', '.join(SOLVERS)}, not {solver!r}")
     if cost.dim() != 2 or cost.shape[0] != cost.shape[1]:
         raise ValueError(f"the cost must be a square matrix, not of shape {tuple(cost.shape)}")
     tie = rounding(cost)
     n = cost.shape[0]
-    # With every row's minimum on the diagonal nothing can be cheaper than the identity.
+    # If every row's minimum is on the diagonal, no permutation is cheaper than the identity.
     if n < 2 or bool((cost.diagonal() <= cost.amin(1) + tie).all()):
         return torch.arange(n)
-    if solver == "exact":
+    if options.solver == "exact":
         objective = cost.to("cpu", torch.float64, copy=True)
     else:
-        objective = sinkhorn_plan(cost, reg, iterations).to(torch.float64).mul_(-n)
-        tie /= reg  # a mass is at most one here, and exp(-D / reg) turns errors of D into this
+        objective = sinkhorn_plan(cost, options.reg, options.iterations).to(torch.float64).mul_(-n)
+        tie /= (
+            options.reg
+        )  # a mass is at most one here, and exp(-D / reg) divides the errors of D by reg
     objective.diagonal().sub_(tie)
     favourites = objective.argmin(1)
-    if len(torch.unique(favourites)) == n:  # no two rows want the same column: nothing to solve
+    if len(torch.unique(favourites)) == n:  # all rows prefer different columns: nothing to solve
         return favourites
-    # Constants per row and column change no comparison of assignments; a zero in each of them lets
-    # the solver start from there.
+    # Subtracting a constant per row and column does not change the best assignment, and gives the
+    # solver a zero in each row and column to start from.
     objective -= objective.amin(1, keepdim=True)
     objective -= objective.amin(0)
     _, columns = linear_sum_assignment(objective.numpy())

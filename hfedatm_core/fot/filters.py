@@ -1,18 +1,19 @@
-"""How much two sets of filters differ: the cost that the alignment minimises."""
+"""The difference between two sets of filters: the cost that the alignment minimises."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-# arccos of a float32 cosine near one is only good to the square root of the rounding error.
+# arccos of a float32 cosine near one is only as exact as the root of the rounding error.
 _ANGLE_SLACK = 2e-3
-# So many filters tell unrelated ones from those that stayed near.
+# This many filters are enough to distinguish unrelated tensors from those that stayed near.
 _SAMPLE = 16
-# Filters have something in common if they are this many standard deviations above chance.
+# Filters agree if their mean cosine is this many standard deviations above chance.
 _AGREEMENT = 5.0
 
 
@@ -25,10 +26,23 @@ class Filters:
         The tensor that produces the channels.
     offset, size, block
         Its first axis holds ``size`` channels of ``block`` rows each from ``offset`` on.
+    places
+        The rows of all channels, ``block`` for each, if they are not in that order.
     """
 
-    def __init__(self, weight: Tensor, offset: int, size: int, block: int) -> None:
-        rows = weight.detach().narrow(0, offset, size * block).reshape(size, -1)
+    def __init__(
+        self,
+        weight: Tensor,
+        offset: int,
+        size: int,
+        block: int,
+        places: Sequence[int] | None = None,
+    ) -> None:
+        if places is None:
+            rows = weight.detach().narrow(0, offset, size * block)
+        else:
+            rows = weight.detach()[torch.tensor(places, device=weight.device)]
+        rows = rows.reshape(size, -1)
         kind = torch.float64 if rows.dtype == torch.float64 else torch.float32
         self.rows = rows.to("cpu", kind)
 
@@ -48,31 +62,31 @@ class Filters:
     def cost(self, other: Filters) -> Tensor:
         r"""Squared distances of the normalised filters, :math:`D_{ij} = \|\hat a_i - \hat b_j\|^2`.
 
-        For filters other than zero that is ``2 - 2 cos``; a dead filter (all zero) is at distance 0
-        from a dead one and at distance 1 from any other.
+        For filters other than zero this is ``2 - 2 cos``; a dead filter (all zero) is at distance 0
+        from a dead filter and at distance 1 from any other.
         """
         lengths = self._unit[:, None] + other._unit
         return lengths.sub_(self._cosines(other), alpha=2.0).clamp_(min=0.0)
 
     def certain_identity(self, other: Filters) -> float | None:
-        r"""Trace of ``self.cost(other)`` if it is easy to see that no assignment costs less.
+        r"""Trace of ``self.cost(other)`` if a quick test proves that no assignment costs less.
 
         With :math:`\theta_j` the angle between :math:`a_j` and :math:`b_j`, the triangle inequality
         gives :math:`\angle(a_i, b_j) \ge \angle(a_i, a_j) - \theta_j`. So if :math:`2 \theta_j` is
         at most the angle from :math:`a_j` to its nearest neighbour, every column of the cost has
         its minimum on the diagonal. The neighbours are found once; a second ``other`` then needs no
-        matrix product. ``None`` says nothing about the identity.
+        matrix product. ``None`` means that the test proves nothing.
         """
         if self.rows.data_ptr() == other.rows.data_ptr():
             return 0.0  # the reference itself
         if not (self._unit.all() and other._unit.all()):
             return None
-        for count in (_SAMPLE, len(self.rows)):  # most that are unrelated never reach the second
+        for count in (_SAMPLE, len(self.rows)):  # most unrelated filters fail on the sample
             cosines = (self.rows[:count] * other.rows[:count]).sum(1)
             cosines = cosines * self._inverse[:count] * other._inverse[:count]
             cosines = cosines.clamp_(-1.0, 1.0)
             twice = 2 * torch.arccos(cosines) + _ANGLE_SLACK
-            # As far apart as unrelated filters: do not even look for the neighbours.
+            # The filters may be unrelated: do not compute the neighbours.
             if float(twice.max()) > math.pi / 2:
                 return None
         if not (twice <= self.nearest).all():
@@ -80,14 +94,14 @@ class Filters:
         return float((2 - 2 * cosines).sum(dtype=torch.float64))
 
     def agree(self, other: Filters, order: Tensor) -> bool:
-        """Return whether the filters of ``other``, put in this order, resemble these at all."""
+        """Tell whether the filters of ``other``, in this order, resemble these filters at all."""
         ours, theirs = self.rows[:_SAMPLE], other.rows[order[:_SAMPLE]]
         cosine = float(torch.cosine_similarity(ours, theirs).mean())
         # The mean of n cosines of random directions in d dimensions has deviation 1 / sqrt(n d).
         return cosine > _AGREEMENT / math.sqrt(ours.numel())
 
     def _cosines(self, other: Filters) -> Tensor:
-        # NumPy's BLAS is quicker than torch's; and scaling the product instead of the filters saves
+        # NumPy's BLAS is faster than torch's, and scaling the product instead of the filters saves
         # two copies of the weights.
         product = torch.from_numpy(self.rows.numpy() @ other.rows.numpy().T)
         return product.mul_(self._inverse[:, None]).mul_(other._inverse)

@@ -1,27 +1,26 @@
-"""Which channel of a station corresponds to which channel of the reference."""
+"""Match the channels of a station to the channels of the reference."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from hfedatm_core.channels.graph import ChannelGraph
 from hfedatm_core.channels.groups import ChannelGroup, Member
-from hfedatm_core.fot.assignment import SOLVERS, Solver, assign, rounding
+from hfedatm_core.fot.assignment import assign, rounding
 from hfedatm_core.fot.filters import Filters
+from hfedatm_core.fot.options import AlignmentOptions
 
-Scope = Literal["conv", "all"]
 _Producer = tuple[str, Member]  # a group's name and one of its filter tensors
 
 
 @dataclass(frozen=True)
 class Match:
-    """One group's permutation, with ⟨Π, D⟩ and ⟨I, D⟩ as they stood when it was chosen."""
+    """One group's permutation, with ⟨Π, D⟩ and ⟨I, D⟩ at the time of the match."""
 
     permutation: Tensor
     cost: float
@@ -34,32 +33,17 @@ class Match:
 
 
 class Matcher:
-    """Matches stations to one reference; the parameters are those of ``align``."""
+    """Matches stations to one reference."""
 
     def __init__(
         self,
         reference: Mapping[str, Tensor],
         graph: ChannelGraph,
-        solver: Solver,
-        scope: Scope,
-        reg: float,
-        iterations: int,
-        margin: float,
+        options: AlignmentOptions,
     ) -> None:
-        if solver not in SOLVERS:
-            raise ValueError(f"solver must be one of {', '.join(SOLVERS)}, not {solver!r}")
-        if scope not in get_args(Scope):
-            raise ValueError(f"scope must be one of {', '.join(get_args(Scope))}, not {scope!r}")
-        if not (reg > 0 and iterations >= 1 and 0 <= margin < 1):
-            raise ValueError(
-                "reg must be positive, iterations at least 1 and margin in [0, 1), "
-                f"not {reg}, {iterations} and {margin}"
-            )
-        self._graph = graph
-        self._groups = [g for g in graph.groups if scope == "all" or g.kind == "conv"]
+        self._graph, self._options = graph, options
+        self._groups = [g for g in graph.groups if options.scope == "all" or g.kind == "conv"]
         self._first = _order(self._groups, graph)
-        self._solver, self._reg, self._iterations = solver, reg, iterations
-        self._margin = margin
         self._filters = {
             (group.name, member): _filters(reference, group, member)
             for group in self._groups
@@ -67,21 +51,22 @@ class Matcher:
         }
 
     def match(self, station: Mapping[str, Tensor]) -> tuple[dict[str, Match], dict[str, Tensor]]:
-        """Return how the groups match, and the station with its channels in that order.
+        """Return the match of every group, and the station with its channels in that order.
 
-        Every group is matched on the tensors whose inputs are matched, then on those left over.
+        Every group is matched first on the tensors whose inputs are already matched, then also on
+        the others.
 
         A group behind residual additions is also written by tensors that read the group itself. In
-        the first sweep they would be noise; in the second they take part, if they agree.
+        the first sweep these tensors would be noise; the second sweep uses them if they agree.
         """
         comparison = _Comparison(self._filters, station, self._graph)
         matches: dict[str, Match] = {}
         basis: dict[str, list[tuple[Member, tuple[int, ...]]]] = {}
 
         def rematch(group: ChannelGroup, members: Sequence[Member]) -> None:
-            seen = [(member, comparison.version(member.tensor)) for member in members]
+            seen = [(member, comparison.version(group, member)) for member in members]
             if basis.get(group.name) == seen:
-                return  # nothing that this group was matched on has changed
+                return  # no tensor that this group was matched on has changed
             basis[group.name] = seen
             matches[group.name] = self._matched(comparison, group, members, matches)
             comparison.move(group.name, matches[group.name].permutation)
@@ -110,7 +95,7 @@ class Matcher:
         return Match(torch.arange(group.size), cost, cost)
 
     def _choose(self, costs: Sequence[Tensor], before: Match | None) -> Match:
-        """Solve the assignment; keep the identity unless the guard's margin is reached."""
+        """Solve the assignment; keep the identity unless the gain exceeds the margin."""
         total = torch.stack(list(costs)).sum(0) if len(costs) > 1 else costs[0]
         total = total.cpu()
         rows = torch.arange(total.shape[0])
@@ -119,17 +104,17 @@ class Matcher:
         def price(permutation: Tensor) -> float:
             return float(total[rows, permutation].sum(dtype=torch.float64))
 
-        best = assign(total, self._solver, self._reg, self._iterations)
+        best = assign(total, self._options)
         if before is not None and price(before.permutation) <= price(best) + tie:
             best = before.permutation
         identity_cost = price(rows)
-        if not price(best) < identity_cost - max(tie, self._margin * identity_cost):
+        if not price(best) < identity_cost - max(tie, self._options.margin * identity_cost):
             best = rows
         return Match(best, price(best), identity_cost)
 
 
 class _Comparison:
-    """A station's filters against the reference's, their inputs in the order found so far."""
+    """Compares a station's filters, inputs in the order found so far, with the reference's."""
 
     def __init__(
         self,
@@ -144,12 +129,19 @@ class _Comparison:
         self._certain: dict[tuple[_Producer, tuple[int, ...]], float | None] = {}
         self._costs: dict[tuple[_Producer, tuple[int, ...]], Tensor] = {}
 
-    def version(self, tensor: str) -> tuple[int, ...]:
-        """Return what changes whenever the order of a tensor's inputs changes."""
-        return tuple(self._changes[name] for name in self._graph.groups_at(tensor, 1))
+    def version(self, group: ChannelGroup, member: Member) -> tuple[int, ...]:
+        """Return a key that changes whenever the order of a tensor's inputs changes.
+
+        The key also changes when another group reorders its filters: whole groups of a grouped
+        convolution and the channels within each of them are two channel groups on one axis.
+        """
+        inputs = self._graph.groups_at(member.tensor, 1)
+        return tuple(
+            self._changes[name] for name in (*inputs, *self._graph.partners(group, member))
+        )
 
     def move(self, group: str, permutation: Tensor) -> None:
-        """Order a group's channels, from the station's own order, by a permutation."""
+        """Set the permutation of a group's channels, relative to the station's own order."""
         identity = torch.arange(permutation.numel())
         if not torch.equal(self._moving.get(group, identity), permutation):
             self._moving[group] = permutation
@@ -158,7 +150,7 @@ class _Comparison:
     def certain_identity(self, group: ChannelGroup, member: Member) -> float | None:
         """See :meth:`Filters.certain_identity`."""
         producer = (group.name, member)
-        key = (producer, self.version(member.tensor))
+        key = (producer, self.version(group, member))
         if key not in self._certain:
             ours, theirs = self._reference[producer], self._filters(group, member)
             certain = self._certain[key] = ours.certain_identity(theirs)
@@ -169,7 +161,7 @@ class _Comparison:
     def cost(self, group: ChannelGroup, member: Member) -> Tensor:
         """See :meth:`Filters.cost`."""
         producer = (group.name, member)
-        key = (producer, self.version(member.tensor))
+        key = (producer, self.version(group, member))
         if key not in self._costs:
             self._costs[key] = self._reference[producer].cost(self._filters(group, member))
         return self._costs[key]
@@ -183,7 +175,7 @@ class _Comparison:
         state = {}
         for name in self._station:
             tensor = self._with_inputs_in_order(name)
-            self._in_order.pop(name, None)  # hold one copy of a tensor, not two
+            self._in_order.pop(name, None)  # keep one copy of a tensor, not two
             for axis in range(tensor.dim()):
                 if axis != 1:
                     tensor = self._graph.permute_axis(name, tensor, axis, self._moving)
@@ -192,14 +184,19 @@ class _Comparison:
 
     def _filters(self, group: ChannelGroup, member: Member) -> Filters:
         weight = self._with_inputs_in_order(member.tensor)
-        return Filters(weight, member.offset, group.size, member.block)
+        others = {
+            n: self._moving[n] for n in self._graph.partners(group, member) if n in self._moving
+        }
+        if others:
+            weight = self._graph.permute_axis(member.tensor, weight, 0, others)
+        return Filters(weight, member.offset, group.size, member.block, member.places)
 
     def _with_inputs_in_order(self, name: str) -> Tensor:
-        """Return a tensor whose axis 1 is in the order found so far; the last answer is kept."""
+        """Return a tensor with axis 1 in the order found so far; the last result is cached."""
         tensor = self._station[name]
         if tensor.dim() < 2:
             return tensor
-        version = self.version(name)
+        version = tuple(self._changes[group] for group in self._graph.groups_at(name, 1))
         if name not in self._in_order or self._in_order[name][0] != version:
             ordered = self._graph.permute_axis(name, tensor, 1, self._moving)
             self._in_order[name] = (version, ordered)
@@ -209,10 +206,10 @@ class _Comparison:
 def _order(
     groups: Sequence[ChannelGroup], graph: ChannelGraph
 ) -> list[tuple[ChannelGroup, list[Member]]]:
-    """Return the groups in the order to match them, each with the producers that count then.
+    """Return the groups in the order of matching, each with the producers that are usable then.
 
-    A group's turn comes when the inputs of all its producers are matched. Groups behind residual
-    additions wait for each other; then the first that has a usable producer goes first.
+    A group is next when the inputs of all its producers are matched. Groups behind residual
+    additions wait for each other; then the first group with a usable producer is next.
     """
     waiting = list(groups)
     found: list[tuple[ChannelGroup, list[Member]]] = []
@@ -236,10 +233,10 @@ def _filters(state: Mapping[str, Tensor], group: ChannelGroup, member: Member) -
             f"{member.tensor} of channel group {group.name} ({group.size} channels) is not in the "
             "reference: the channel graph was traced from another architecture"
         )
-    weight, end = state[member.tensor], member.offset + group.size * member.block
+    weight, end = state[member.tensor], int(member.positions(group.size).max()) + 1
     if weight.shape[0] < end:
         raise ValueError(
             f"{member.tensor} has shape {tuple(weight.shape)} in the reference, but the channel "
             f"graph expects {end} filters: it was traced from another architecture"
         )
-    return Filters(weight, member.offset, group.size, member.block)
+    return Filters(weight, member.offset, group.size, member.block, member.places)

@@ -1,4 +1,4 @@
-"""Give a station's tensors the reference's shapes, or say which one cannot have it."""
+"""Give a station's tensors the reference's shapes, or name a tensor that does not fit."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from hfedatm_core.tensors import State, is_finite
-
-_MODES = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 
 def require_finite(state: State, whose: str) -> None:
@@ -23,8 +21,9 @@ def require_finite(state: State, whose: str) -> None:
 def match_shapes(state: State, reference: State, kernels: frozenset[str]) -> dict[str, Tensor]:
     """Return ``state`` with the reference's shapes.
 
-    A convolution kernel of another spatial size is resized by (bi)linear interpolation; any other
-    difference is an error.
+    A smaller convolution kernel gets zeros around it, which keeps the layer's function if its
+    padding grows with its kernel. Of a larger kernel the middle is taken, which changes the
+    function. Any other difference is an error.
 
     Parameters
     ----------
@@ -60,5 +59,13 @@ def match_shapes(state: State, reference: State, kernels: frozenset[str]) -> dic
 
 
 def _resize(kernel: Tensor, size: torch.Size) -> Tensor:
-    mode = _MODES[kernel.dim()]
-    return functional.interpolate(kernel, size=tuple(size), mode=mode, align_corners=False)
+    """Put a kernel into the middle of zeros, or take its middle, axis by axis."""
+    for axis, wanted in enumerate(size, start=2):
+        missing = wanted - kernel.shape[axis]
+        if missing < 0:
+            kernel = kernel.narrow(axis, -missing // 2, wanted)
+    padding: list[int] = []
+    for axis in reversed(range(2, kernel.dim())):  # torch pads the last axis first
+        missing = size[axis - 2] - kernel.shape[axis]
+        padding += [missing // 2, missing - missing // 2]
+    return functional.pad(kernel, padding)

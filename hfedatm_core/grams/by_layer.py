@@ -10,6 +10,7 @@ import numpy as np
 
 from hfedatm_core.grams.encoding import Array, WireType
 from hfedatm_core.grams.gram import Gram
+from hfedatm_core.grams.grouped import read_gram
 
 T = TypeVar("T")
 _INDEX = "layers"
@@ -25,11 +26,11 @@ def regroup(
     Parameters
     ----------
     groups
-        What is kept per group of layer names.
+        The value of each group of layer names.
     inputs
-        Something that tells two inputs apart, per layer; layers that are absent saw nothing.
+        A key of each layer's input, different for different inputs; absent layers had no input.
     copy
-        ``copy(value, members)`` makes the value of a part that leaves its group.
+        ``copy(value, members)`` returns the value of a part that leaves its group.
     """
     refined: dict[tuple[str, ...], T] = {}
     for members, value in groups.items():
@@ -84,7 +85,7 @@ def unpack_grams(arrays: Mapping[str, Array]) -> dict[str, Gram]:
     grams: dict[str, Gram] = {}
     for position, names in enumerate(table):
         try:
-            gram = Gram.from_arrays(parts[position])
+            gram = read_gram(parts[position])
         except ValueError as error:
             raise ValueError(f"Gram of layer '{names[0]}': {error}") from None
         grams |= dict.fromkeys(names, gram)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hfedatm_core.grams.by_layer import regroup
 from hfedatm_core.grams.gram import FactorGram, Gram, PackedGram
+from hfedatm_core.grams.grouped import GroupedGram
 from hfedatm_core.grams.layer_inputs import LayerInput, find_layer_inputs
 from hfedatm_core.grams.low_rank import FactorStack
 from hfedatm_core.grams.triangle import add_outer, pack
@@ -27,13 +28,15 @@ def collect_grams(
     max_batches: int | None = None,
     conv: bool = False,
     bias: bool = False,
+    full: bool = False,
+    groups: bool = True,
 ) -> dict[str, Gram]:
     """Return ``G = (1/n) Σ x xᵀ`` over all input rows ``x`` of every Linear layer.
 
-    One forward pass in evaluation mode without gradients; the model's modes are restored and the
-    hooks removed, also after an error. Tokens that ``attention_mask`` marks as padding do not
-    count. Layers that always see the same input tensor (query, key and value of one attention
-    block) share one :class:`Gram` object. A layer that is never called has no entry.
+    The model makes one forward pass in evaluation mode without gradients; afterwards its modes are
+    restored and the hooks removed, also after an error. Tokens that ``attention_mask`` marks as
+    padding do not count. Layers that always read the same input tensor (query, key and value of one
+    attention block) share one :class:`Gram` object. A layer that is never called has no entry.
 
     Parameters
     ----------
@@ -42,28 +45,36 @@ def collect_grams(
     batches
         Pairs ``(inputs, targets)``; targets are not used.
     max_dim
-        Widest layer with a packed triangle; above it the factor form is used.
+        Largest width of a layer with a packed triangle; wider layers use the factor form.
     rank
         Number of rows of the factor form.
     clip
         Scale the rows of every example together to ``Σ_t ‖x_t‖² ≤ clip²``, for privacy. The Gram is
         then float64, and an example with values that are not finite counts as zeros.
     max_batches
-        Stop after that many batches.
+        Stop after this number of batches.
     conv
-        Also collect for ungrouped ``Conv2d`` layers, over their unfolded patches.
+        Also collect Grams of ungrouped ``Conv2d`` layers, over their unfolded patches.
     bias
         Append a constant 1 to the inputs of layers with a bias, so that RegMean merges the bias
         together with the weight (a Gram of ``in_features + 1``).
+    full
+        Collect all Grams that :func:`merge_apart` needs for networks that were trained apart: of
+        all convolutions (of grouped ones, one per group) and of all Linear layers, each with the
+        constant input.
+    groups
+        Whether ``full`` includes grouped convolutions.
     """
     if clip is not None and not clip > 0:
         raise ValueError(f"clip must be positive, got {clip}")
-    layers = find_layer_inputs(model, conv=conv, bias=bias)
+    layers = find_layer_inputs(model, conv=conv, bias=bias, full=full, groups=groups)
+    if clip is not None and any(layer.groups > 1 for layer in layers.values()):
+        raise ValueError("Grams of convolutions in groups are never clipped")
     kinds: dict[object, list[str]] = {}
     for name, layer in layers.items():
         kinds.setdefault(layer.kind, []).append(name)
-    # All layers that could share a Gram start together and part when their inputs differ.
-    groups = {tuple(names): _Sum(max_dim, rank) for names in kinds.values()}
+    # Layers that could share a Gram start in one group, which is split when their inputs differ.
+    sums = {tuple(names): _Sum(max_dim, rank, layers[names[0]].groups) for names in kinds.values()}
     modes = [(module, module.training) for module in model.modules()]
     recorder = _Recorder(layers)
     try:
@@ -72,8 +83,8 @@ def collect_grams(
             for inputs, _ in islice(batches, max_batches):
                 seen = recorder.run(model, inputs)
                 signatures = {name: tuple(map(id, calls)) for name, calls in seen.items()}
-                groups = regroup(groups, signatures, lambda total, _: total.copy())
-                for group, total in groups.items():
+                sums = regroup(sums, signatures, lambda total, _: total.copy())
+                for group, total in sums.items():
                     if calls := seen.get(group[0]):
                         for rows in layers[group[0]].rows(calls, inputs, clip):
                             total.add(rows)
@@ -82,8 +93,8 @@ def collect_grams(
         for module, training in modes:
             module.training = training
     grams: dict[str, Gram] = {}
-    for group in list(groups):
-        total = groups.pop(group)  # one full matrix is freed as soon as it is packed
+    for group in list(sums):
+        total = sums.pop(group)  # frees each full matrix as soon as it is packed
         if total.count:
             grams |= dict.fromkeys(group, total.gram())
     return {name: grams[name] for name in layers if name in grams}
@@ -92,9 +103,9 @@ def collect_grams(
 class _Recorder:
     """Forward pre-hooks that remember the inputs of the measured layers during one forward pass.
 
-    Only after the pass is it known which layers shared an input, so the inputs are held until then,
-    which is less than a training step of the same batch holds. Where the model overwrites them in
-    place, copies are held.
+    Only after the pass is it known which layers shared an input, so the recorder keeps the inputs
+    until then. They take less memory than a training step on the same batch. If the model
+    overwrites inputs in place, the recorder keeps copies.
     """
 
     def __init__(self, layers: Mapping[str, LayerInput]) -> None:
@@ -126,7 +137,7 @@ class _Recorder:
         return {name: [kept for _, kept, _ in items] for name, items in calls.items()}
 
     def remove(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         for handle in self._handles:
             handle.remove()
 
@@ -145,10 +156,14 @@ class _Recorder:
 
 
 class _Sum:
-    """Running ``Σ x xᵀ``: a full matrix of which only the upper triangle counts, or a factor."""
+    """Running ``Σ x xᵀ``: a full matrix of which only the upper triangle is valid, or a factor.
 
-    def __init__(self, max_dim: int, rank: int) -> None:
+    A grouped convolution has one full matrix for each group of channels.
+    """
+
+    def __init__(self, max_dim: int, rank: int, groups: int) -> None:
         self.count = 0
+        self._groups = groups
         self._max_dim = max_dim
         self._rank = rank
         self._matrix: Tensor | None = None
@@ -159,6 +174,9 @@ class _Sum:
         if not len(rows):
             return
         self.count += len(rows)
+        if self._groups > 1:
+            self._add_groups(rows)
+            return
         dim = rows.shape[1]
         if dim <= self._max_dim:
             if self._matrix is None:
@@ -171,7 +189,17 @@ class _Sum:
         self._diagonal += rows.square().sum(0)
         self._stack.push(rows)
 
+    def _add_groups(self, rows: Tensor) -> None:
+        """Add rows of all channels, group by group; the last entry of a row is the constant."""
+        constant = rows[:, -1:].expand(len(rows), self._groups)
+        parts = rows[:, :-1].reshape(len(rows), self._groups, -1)
+        parts = torch.cat([parts, constant[..., None]], dim=2).transpose(0, 1)
+        product = parts.transpose(1, 2) @ parts
+        self._matrix = product if self._matrix is None else self._matrix.add_(product)
+
     def gram(self) -> Gram:
+        if self._matrix is not None and self._groups > 1:
+            return GroupedGram(self._matrix / self.count, self.count)
         if self._matrix is not None:
             return PackedGram(pack(self._matrix).div_(self.count), self.count)
         assert self._stack is not None and self._diagonal is not None
@@ -181,7 +209,7 @@ class _Sum:
         return FactorGram(factor * scale, diagonal, self.count, self._rank)
 
     def copy(self) -> _Sum:
-        copy = _Sum(self._max_dim, self._rank)
+        copy = _Sum(self._max_dim, self._rank, self._groups)
         copy.count = self.count
         copy._matrix = None if self._matrix is None else self._matrix.clone()
         copy._diagonal = None if self._diagonal is None else self._diagonal.clone()

@@ -1,4 +1,4 @@
-"""Numbers of a Gram as numpy arrays of 16, 32 or 64 bits for the wire, never a pickle."""
+"""Encode the numbers of a Gram as numpy arrays of 16, 32 or 64 bits, never as a pickle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hfedatm_core.tensors import is_finite
 Array = npt.NDArray[Any]
 WireType = Literal["float16", "bfloat16", "float32", "float64"]
 
-# Half of float16's range: the largest entry lands here, the smallest keep 2e-9 of it.
+# Half of float16's range. The largest entry is scaled to it; entries down to 2e-9 of it survive.
 _FLOAT16_TOP = 32768.0
 
 

@@ -1,8 +1,9 @@
-"""Gram matrices of layer inputs: what a client tells about its data so that weights can be merged.
+"""Gram matrices of layer inputs: the statistics of a client's data with which weights are merged.
 
 A :class:`Gram` is the *mean* ``G = (1/n) Σ x xᵀ`` over the ``n = rows`` inputs ``x`` of one layer.
-There are two forms with the same operations: :class:`PackedGram` (upper triangle) and, for wide
-layers, :class:`FactorGram` (``UᵀU`` with few rows, and the exact diagonal).
+Its forms have the same operations: :class:`PackedGram` (upper triangle), for wide layers
+:class:`FactorGram` (``UᵀU`` with few rows, and the exact diagonal), and for convolutions in groups
+:class:`~hfedatm_core.grams.grouped.GroupedGram` (one small matrix per group).
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from hfedatm_core.grams.triangle import (
     diagonal_positions,
     feature_order,
     pack,
+    scale_features,
     triangle_dim,
     unpack,
+    unpack_upper,
 )
 from hfedatm_core.tensors import is_finite, plain_floats
 
@@ -79,11 +82,15 @@ class Gram(ABC):
 
     @abstractmethod
     def diagonal(self) -> Tensor:
-        """Return the diagonal, which is exact in both forms."""
+        """Return the diagonal, which is exact in every form."""
 
     @abstractmethod
     def shrink(self, alpha: float) -> Gram:
         """Return ``α G + (1 − α) diag(G)``: off-diagonal entries times ``α``."""
+
+    @abstractmethod
+    def scale_features(self, factors: Tensor) -> Gram:
+        """Return the Gram of inputs whose feature ``i`` is multiplied by ``factors[i]``."""
 
     @abstractmethod
     def permute(self, index: Tensor | Sequence[int]) -> Gram:
@@ -93,6 +100,10 @@ class Gram(ABC):
         positions of a convolution's patch); a constant feature behind the last block (the
         bias) stays.
         """
+
+    @abstractmethod
+    def leading(self, count: int) -> Gram:
+        """Return the Gram of the first ``count`` features, e.g. without the constant of a bias."""
 
     @abstractmethod
     def add_product(self, out: Tensor, left: Tensor, scale: float = 1.0) -> None:
@@ -181,11 +192,17 @@ class PackedGram(Gram):
         shrunk[diagonal_positions(self.dim)] = self.diagonal()
         return PackedGram(shrunk, self.rows)
 
+    def scale_features(self, factors: Tensor) -> PackedGram:  # noqa: D102
+        return PackedGram(scale_features(self.triangle, factors), self.rows)
+
     def permute(self, index: Tensor | Sequence[int]) -> PackedGram:  # noqa: D102
         order = feature_order(index, self.dim)
         if order is None:
             return self
         return PackedGram(pack(self.dense()[order[:, None], order]), self.rows)
+
+    def leading(self, count: int) -> PackedGram:  # noqa: D102
+        return PackedGram(pack(unpack_upper(self.triangle)[:count, :count]), self.rows)
 
     def add_product(self, out: Tensor, left: Tensor, scale: float = 1.0) -> None:  # noqa: D102
         add_product(out, left, self.triangle, scale)
@@ -211,8 +228,9 @@ class PackedGram(Gram):
 class FactorGram(Gram):
     """A Gram matrix ``UᵀU`` whose diagonal is replaced by the exact one.
 
-    ``G = UᵀU + diag(diagonal − Σ_k U_k²)``: what the factor does not reach goes to the diagonal,
-    so the form is lossless while ``rank`` reaches the rank of the data and never too small there.
+    ``G = UᵀU + diag(diagonal − Σ_k U_k²)``: the diagonal keeps the energy that the factor misses.
+    So the form is lossless while ``rank`` reaches the rank of the data, and the diagonal is never
+    too small.
 
     Parameters
     ----------
@@ -221,7 +239,7 @@ class FactorGram(Gram):
     diagonal
         The exact diagonal; the factor's own unless given.
     rank
-        Number of rows a combination with other Grams is compressed to (at least ``r``).
+        Number of rows to which a sum with other Grams is compressed (at least ``r``).
     """
 
     def __init__(
@@ -264,7 +282,7 @@ class FactorGram(Gram):
         return self._diagonal
 
     def remainder(self) -> Tensor:
-        """Return the part of the diagonal that the factor does not reach."""
+        """Return the part of the diagonal that the factor misses."""
         return self._diagonal - self.factor.square().sum(0)
 
     def shrink(self, alpha: float) -> FactorGram:  # noqa: D102
@@ -272,11 +290,19 @@ class FactorGram(Gram):
             self.factor * require_unit(alpha) ** 0.5, self._diagonal, self.rows, self.rank
         )
 
+    def scale_features(self, factors: Tensor) -> FactorGram:  # noqa: D102
+        factor = (self.factor.double() * factors).to(self.dtype)
+        diagonal = (self._diagonal.double() * factors.square()).to(self.dtype)
+        return FactorGram(factor, diagonal, self.rows, self.rank)
+
     def permute(self, index: Tensor | Sequence[int]) -> FactorGram:  # noqa: D102
         order = feature_order(index, self.dim)
         if order is None:
             return self
         return FactorGram(self.factor[:, order], self._diagonal[order], self.rows, self.rank)
+
+    def leading(self, count: int) -> FactorGram:  # noqa: D102
+        return FactorGram(self.factor[:, :count], self._diagonal[:count], self.rows, self.rank)
 
     def add_product(self, out: Tensor, left: Tensor, scale: float = 1.0) -> None:  # noqa: D102
         factor = self.factor.to(out.dtype)

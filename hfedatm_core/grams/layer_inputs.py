@@ -1,4 +1,4 @@
-"""Which layers of a model are measured, and how their inputs become the rows of a Gram matrix."""
+"""Choose the layers of a model to measure, and turn their inputs into rows of a Gram matrix."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from hfedatm_core.inputs import Inputs
 
-# Rows multiplied at once: enough for a full-speed product, small beside the activations.
+# Rows multiplied at once: enough for a fast product, and little memory beside the activations.
 _CHUNK = 8192
 
 
 @dataclass(frozen=True)
 class LayerInput:
-    """How the input of one layer becomes rows."""
+    """Turns the input of one layer into rows."""
 
     name: str
     module: nn.Linear | nn.Conv2d
@@ -25,10 +25,17 @@ class LayerInput:
     padding: tuple[int, int] = (0, 0)
 
     @property
+    def groups(self) -> int:
+        """Number of groups of channels that the layer reads separately."""
+        return 1 if isinstance(self.module, nn.Linear) else self.module.groups
+
+    @property
     def kind(self) -> object:
-        """What two layers must have in common to share a Gram."""
+        """A key that two layers must have in common to share a Gram."""
         if isinstance(self.module, nn.Linear):
             return (self.module.in_features, self.augment)
+        if self.groups > 1:  # rows of two layers cannot be stacked: no sharing
+            return self.name
         m = self.module
         return (m.in_channels, m.kernel_size, m.stride, self.padding, m.dilation, self.augment)
 
@@ -47,7 +54,7 @@ class LayerInput:
         examples = [self._examples(x, size, mask) for x in calls]
         norms = torch.as_tensor(sum(part.square().sum((1, 2)) for part, _ in examples)).sqrt()
         finite = torch.isfinite(norms)
-        # A hair below the bound, which rounding must not exceed.
+        # Slightly below the clip, which rounding must not exceed.
         bound = clip * (1 - 8 * torch.finfo(torch.float64).eps)
         scale = (bound / norms.clamp(min=bound)).view(-1, 1, 1)
         for part, valid in examples:
@@ -75,9 +82,10 @@ class LayerInput:
         return torch.cat([rows, rows.new_ones(*rows.shape[:-1], 1)], dim=-1)
 
     def _examples(self, x: Tensor, size: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return rows as examples × rows × features in float64, and which are no padding.
+        """Return examples × rows × features in float64, and a mask of the rows without padding.
 
-        What one example adds to a sum is bounded only as exactly as the sum is computed.
+        The clip bounds an example's part of a sum only as exactly as the sum is computed, hence
+        float64.
         """
         x = torch.cat(list(self._patches(x)))
         x = x.to("cpu" if x.device.type == "mps" else x.device).double()
@@ -94,14 +102,22 @@ class LayerInput:
         return torch.where(valid[..., None], rows, 0.0), valid
 
 
-def find_layer_inputs(model: nn.Module, *, conv: bool, bias: bool) -> dict[str, LayerInput]:
-    """Return the Linear layers and, if wanted, the convolutions with zero padding, by name."""
+def find_layer_inputs(
+    model: nn.Module, *, conv: bool, bias: bool, full: bool = False, groups: bool = True
+) -> dict[str, LayerInput]:
+    """Return the Linear layers and, with ``conv``, the convolutions with zero padding, by name.
+
+    ``full`` includes all of them, each with the constant input, and with ``groups`` also the
+    grouped convolutions.
+    """
     layers: dict[str, LayerInput] = {}
     for name, module in model.named_modules():
-        augment = bias and getattr(module, "bias", None) is not None
+        augment = full or (bias and getattr(module, "bias", None) is not None)
         if isinstance(module, nn.Linear):
             layers[name] = LayerInput(name, module, augment)
-        elif conv and isinstance(module, nn.Conv2d) and module.groups == 1:
+        elif isinstance(module, nn.Conv2d) and (full or conv):
+            if module.groups > 1 and not (full and groups):
+                continue
             padding = _symmetric_padding(module)
             if padding is not None:
                 layers[name] = LayerInput(name, module, augment, padding)
@@ -109,7 +125,7 @@ def find_layer_inputs(model: nn.Module, *, conv: bool, bias: bool) -> dict[str, 
 
 
 def _symmetric_padding(module: nn.Conv2d) -> tuple[int, int] | None:
-    """Return the zero padding per side, or ``None`` where patches cannot be unfolded with one."""
+    """Return the zero padding per side, or ``None`` if patches cannot be unfolded with it."""
     if module.padding_mode != "zeros":
         return None
     if not isinstance(module.padding, str):

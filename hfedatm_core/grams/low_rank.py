@@ -33,7 +33,7 @@ class FactorStack:
     rank
         Number of rows after a compression.
     limit
-        Number of rows that triggers one; ``2 * rank`` unless given.
+        Number of rows that triggers a compression; ``2 * rank`` unless given.
     """
 
     def __init__(self, rank: int, limit: int | None = None) -> None:
@@ -94,7 +94,7 @@ class FactorSum:
         return self._stack.lost if self._stack is not None else 0.0
 
     def add(self, factor: Tensor, diagonal: Tensor, rank: int, weight: float) -> None:
-        """Add ``weight * UᵀU``; the rank of the first one counts."""
+        """Add ``weight * UᵀU``; the rank of the first factor is used for the sum."""
         if self._stack is None or self._diagonal is None:
             self._stack = FactorStack(
                 rank if self._limit is None else self._limit // 2, self._limit

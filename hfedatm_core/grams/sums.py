@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torch import Tensor
+
 from hfedatm_core.grams.by_layer import regroup
 from hfedatm_core.grams.gram import MIXED_FORMS, FactorGram, Gram, PackedGram
+from hfedatm_core.grams.grouped import GroupedGram
 from hfedatm_core.grams.low_rank import FactorSum
 from hfedatm_core.grams.triangle import TriangleSum
 
 
 class GramSum:
-    """Running sum ``Σ w_k G_k`` that holds one matrix, however many are added.
+    """Running sum ``Σ w_k G_k`` that stores one matrix, however many are added.
 
-    ``limit`` is that of a :class:`FactorSum`.
+    ``limit`` is passed to :class:`FactorSum`.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         self.weight = 0.0
         self.rows = 0
         self._limit = limit
+        self._form: type[Gram] = PackedGram
         self._sum: TriangleSum | FactorSum | None = None
 
     @property
@@ -32,9 +36,14 @@ class GramSum:
         if not 0.0 <= weight < float("inf"):
             raise ValueError(f"the weight of a Gram must be finite and ≥ 0, got {weight}")
         if self._sum is None:
-            self._sum = TriangleSum() if isinstance(gram, PackedGram) else FactorSum(self._limit)
+            self._sum = FactorSum(self._limit) if isinstance(gram, FactorGram) else TriangleSum()
+            self._form = type(gram)
+        if type(gram) is not self._form:
+            raise ValueError(MIXED_FORMS)
         if isinstance(gram, PackedGram) and isinstance(self._sum, TriangleSum):
             self._sum.add(gram.triangle, weight)
+        elif isinstance(gram, GroupedGram) and isinstance(self._sum, TriangleSum):
+            self._sum.add(gram.blocks, weight)
         elif isinstance(gram, FactorGram) and isinstance(self._sum, FactorSum):
             self._sum.add(gram.factor, gram.diagonal(), gram.rank, weight)
         else:
@@ -47,7 +56,7 @@ class GramSum:
         if self._sum is None:
             raise ValueError("no Gram has been added")
         if isinstance(self._sum, TriangleSum):
-            return PackedGram(self._sum.total(), self.rows)
+            return self._whole(self._sum.total())
         return FactorGram(*self._sum.total(), self.rows)
 
     def mean(self) -> Gram:
@@ -57,24 +66,27 @@ class GramSum:
         if self.weight <= 0.0:
             raise ValueError("the weights of the Grams sum to zero")
         if isinstance(self._sum, TriangleSum):
-            return PackedGram(self._sum.total() * (1.0 / self.weight), self.rows)
+            return self._whole(self._sum.total() * (1.0 / self.weight))
         factor, diagonal, rank = self._sum.mean(self.weight)
         return FactorGram(factor, diagonal, self.rows, rank)
 
     def copy(self) -> GramSum:
         """Return an independent copy."""
         copy = GramSum(self._limit)
-        copy.weight, copy.rows = self.weight, self.rows
+        copy.weight, copy.rows, copy._form = self.weight, self.rows, self._form
         copy._sum = None if self._sum is None else self._sum.copy()
         return copy
+
+    def _whole(self, total: Tensor) -> Gram:
+        return (GroupedGram if self._form is GroupedGram else PackedGram)(total, self.rows)
 
 
 class GramAccumulator:
     """Weighted mean of the Grams of many children, layer by layer: ``Σ w_k G_k / Σ w_k``.
 
     With equal weights this is the station's mean over its clients. Layers that share one Gram in
-    every reply share one running sum and one result. A layer that a reply lacks is averaged over
-    the replies that have it.
+    every reply share one running sum and one result. If a reply lacks a layer, the layer is
+    averaged over the replies that have it.
     """
 
     def __init__(self) -> None:

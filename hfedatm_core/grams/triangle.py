@@ -21,7 +21,7 @@ def triangle_dim(size: int) -> int:
 
 
 def diagonal_positions(dim: int) -> Tensor:
-    """Return where the diagonal lies in a packed upper triangle (row by row)."""
+    """Return the positions of the diagonal in a packed upper triangle (row by row)."""
     i = torch.arange(dim)
     return i * dim - i * (i - 1) // 2
 
@@ -29,13 +29,13 @@ def diagonal_positions(dim: int) -> Tensor:
 def pack(matrix: Tensor) -> Tensor:
     """Copy the upper triangle of a square matrix, row by row, into one vector."""
     source = plain_floats(matrix).numpy()
-    # LAPACK counts by columns: what we call the upper triangle of a matrix is its lower one.
+    # LAPACK stores matrices by columns: our upper triangle is its lower triangle.
     (to_packed,) = get_lapack_funcs(("trttp",), dtype=source.dtype)
     return torch.from_numpy(to_packed(source.T, "L")[0])
 
 
 def unpack_upper(triangle: Tensor) -> Tensor:
-    """Return a square matrix with this upper triangle; what is below the diagonal is arbitrary."""
+    """Return a square matrix with this upper triangle; entries below the diagonal are arbitrary."""
     source = plain_floats(triangle).numpy()
     (to_full,) = get_lapack_funcs(("tpttr",), dtype=source.dtype)
     return torch.from_numpy(to_full(triangle_dim(len(source)), source, "L")[0].T)
@@ -56,7 +56,7 @@ def add_outer(matrix: Tensor, rows: Tensor, block: int = 256) -> None:
     """Add ``rowsᵀ rows`` to the upper triangle of ``matrix`` in place.
 
     Only the blocks on and above the diagonal are computed, which is close to half of the work of a
-    full product; what lies below the diagonal blocks is never read by :func:`pack`.
+    full product; :func:`pack` never reads the entries below the diagonal blocks.
     """
     for i in range(0, len(matrix), block):
         matrix[i : i + block, i:].addmm_(rows[:, i : i + block].T, rows[:, i:])
@@ -64,14 +64,25 @@ def add_outer(matrix: Tensor, rows: Tensor, block: int = 256) -> None:
 
 def add_product(out: Tensor, left: Tensor, triangle: Tensor, scale: float = 1.0) -> None:
     """Add ``scale * left @ S`` to ``out`` in place, with ``S`` the matrix of a packed triangle."""
-    # SciPy's BLAS is quicker than torch's and reads one triangle only; it counts by columns,
-    # in which all matrices here are transposed. One that is not contiguous it would copy.
+    # SciPy's BLAS is faster than torch's and reads one triangle only. It expects columns first, so
+    # it sees all matrices transposed, and it would copy a matrix that is not contiguous.
     if not out.is_contiguous():
         raise ValueError("a product is added to a contiguous tensor only")
     matrix = unpack_upper(triangle).to(out.dtype).numpy().T
     (symm,) = get_blas_funcs(("symm",), dtype=matrix.dtype)
     columns = left.to(out.dtype).numpy().T
     symm(scale, matrix, columns, 1.0, out.numpy().T, lower=True, overwrite_c=True)
+
+
+def scale_features(triangle: Tensor, factors: Tensor) -> Tensor:
+    """Return the packed triangle of ``diag(f) S diag(f)``; products are taken in float64."""
+    scaled = torch.empty_like(triangle)
+    start = 0
+    for i in range(len(factors)):
+        row = slice(start, start + len(factors) - i)
+        scaled[row] = triangle[row].double() * factors[i] * factors[i:]
+        start = row.stop
+    return scaled
 
 
 def feature_order(index: Tensor | Sequence[int], dim: int) -> Tensor | None:
@@ -117,7 +128,7 @@ class TriangleSum:
 
 
 def require_same_size(have: Tensor, got: Tensor) -> None:
-    """Raise ``ValueError`` unless the stored numbers of two Grams are as many."""
+    """Raise ``ValueError`` unless two Grams store equally many numbers."""
     if have.numel() != got.numel():
         raise ValueError(
             f"cannot combine Grams of different sizes ({have.numel()} and {got.numel()} values)"

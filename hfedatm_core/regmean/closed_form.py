@@ -5,27 +5,36 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from hfedatm_core.averaging import MeanAccumulator
+from hfedatm_core.grams.definite import is_semidefinite
 from hfedatm_core.grams.gram import Gram
+from hfedatm_core.grams.grouped import GroupedGram
 from hfedatm_core.grams.sums import GramSum
 from hfedatm_core.regmean.linear_solvers import LinearSolver, solver_attempts
 
-# Up to this width float64 costs next to nothing.
+# Up to this width float64 costs hardly any time.
 _DOUBLE_DIM = 512
-# Rows of stacked factors at which the sum is compressed, so that memory does not grow for ever.
+# Number of stacked factor rows at which the sum is compressed, which bounds the memory.
 _FACTOR_ROWS = 4096
+# A feature whose energy is below this share of the largest energy is dead.
+_DEAD = 1e-20
+# Relative error of the entries of a Gram that was summed in float32.
+_SUMMED = 1e-5
 # Numbers of one right-hand side solved at a time.
 _CHUNK = 2**24
 
 
+RidgeScale = Literal["mean", "feature"]
+
+
 @dataclass(frozen=True)
 class Solution:
-    """Merged weights of the layers that share an input, and how they were found."""
+    """Merged weights of the layers that share an input, and the method that found them."""
 
     weights: dict[str, Tensor]
     how: Literal["regmean", "averaged"]
@@ -35,7 +44,7 @@ class Solution:
 class RegMeanAccumulator:
     """Streaming RegMean of layers that share one input, see :func:`regmean`.
 
-    It holds ``S = Σ γ_k G_k`` and, per layer, ``R = Σ γ_k (W_k − P) G_k`` with a fixed pivot ``P``
+    It stores ``S = Σ γ_k G_k`` and, per layer, ``R = Σ γ_k (W_k − P) G_k`` with a fixed pivot ``P``
     (any weight near the result). Solving for the correction to ``P`` keeps the digits that the
     difference of nearly equal models would lose, and ``R`` needs no second pass.
 
@@ -68,8 +77,7 @@ class RegMeanAccumulator:
             rows = sum(len(pivot) for pivot in self._pivots.values())
             dtype = _work_dtype(next(iter(self._pivots.values())), gram)
             self._product = torch.zeros(rows, gram.dim, dtype=dtype)
-        moved = [weights[n].data_ptr() != pivot.data_ptr() for n, pivot in self._pivots.items()]
-        if any(moved):  # the pivot's own model adds nothing
+        if not all(_is_same(weights[name], pivot) for name, pivot in self._pivots.items()):
             dtype = self._product.dtype
             parts = [weights[n].to(dtype) - pivot.to(dtype) for n, pivot in self._pivots.items()]
             differences = torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -88,12 +96,16 @@ class RegMeanAccumulator:
         parts = torch.split(stacked, [len(pivot) for pivot in self._pivots.values()])
         return dict(zip(self._pivots, parts, strict=True))
 
-    def solve(self, means: Mapping[str, Tensor], ridge: float = 1e-6) -> Solution:
+    def solve(
+        self, means: Mapping[str, Tensor], ridge: float = 1e-6, ridge_scale: RidgeScale = "mean"
+    ) -> Solution:
         """Return the merged weights given ``W̄`` per layer; the accumulator is emptied."""
         if not ridge >= 0.0:
             raise ValueError(f"ridge must be ≥ 0, got {ridge}")
+        if ridge_scale not in get_args(RidgeScale):
+            raise ValueError(f"ridge_scale must be 'mean' or 'feature', got {ridge_scale!r}")
         total, product, lost = self._gram.total(), self._product, self._gram.lost
-        assert product is not None  # there is one wherever there is a sum of Grams
+        assert product is not None  # add() sets it together with the sum of Grams
         self._gram, self._product = GramSum(limit=_FACTOR_ROWS), None
         if not total.is_finite():
             return _averaged(means, "the sum of Grams is not finite")
@@ -102,6 +114,11 @@ class RegMeanAccumulator:
         level = float(total.diagonal().double().mean())
         if not level > 0.0:
             return _averaged(means, "the mean diagonal of the Grams is not positive")
+        units: Tensor | None = None
+        if ridge_scale == "feature" and not isinstance(total, GroupedGram):
+            # Scale every feature to energy 1, so that one ridge fits all features.
+            units = _units(total.diagonal().double(), level)
+            total, level = total.scale_features(1 / units), 1.0
         shift = ridge * level
         attempts = solver_attempts(total, shift, product.dtype)
         del total
@@ -112,7 +129,7 @@ class RegMeanAccumulator:
                 continue
             solved: dict[str, Tensor] = {}
             for name, rows in self._by_layer(product).items():
-                merged = _merged(solver, rows, self._pivots[name], means[name])
+                merged = _merged(solver, rows, self._pivots[name], means[name], units)
                 if merged is None:
                     break
                 solved[name] = merged
@@ -126,16 +143,18 @@ def regmean(
     grams: Sequence[Gram],
     coefficients: Sequence[float] | None = None,
     ridge: float = 1e-6,
+    ridge_scale: RidgeScale = "mean",
 ) -> Tensor:
     """Merge weights of one Linear layer in closed form.
 
-    The result minimises ``Σ γ_k tr((W − W_k) G_k (W − W_k)ᵀ) + λ ‖W − W̄‖²``, that is
+    The result minimises ``Σ γ_k tr((W − W_k) G_k (W − W_k)ᵀ) + tr((W − W̄) Λ (W − W̄)ᵀ)``, that is
 
-        (Σ γ_k G_k + λ I) Wᵀ = Σ γ_k G_k W_kᵀ + λ W̄ᵀ,     W̄ = Σ γ_k W_k / Σ γ_k,
+        (Σ γ_k G_k + Λ) Wᵀ = Σ γ_k G_k W_kᵀ + Λ W̄ᵀ,     W̄ = Σ γ_k W_k / Σ γ_k,
 
-    with ``λ = ridge ×`` the mean diagonal of ``Σ γ_k G_k``. The ridge stands on both sides: a dead
-    input feature gets the mean weight, and a large ridge gives the mean. Where the system cannot
-    be solved the mean is returned with a warning.
+    with ``Λ = λ I`` and ``λ = ridge ×`` the mean diagonal of ``Σ γ_k G_k``. The ridge stands on
+    both sides: a dead input feature gets the mean weight, and a large ridge gives the mean. If the
+    system cannot be solved, the mean is returned with a warning; a Gram that is not positive
+    semi-definite also causes a warning.
 
     Parameters
     ----------
@@ -147,6 +166,10 @@ def regmean(
         ``γ_k ≥ 0``; 1 each unless given.
     ridge
         Relative ridge.
+    ridge_scale
+        ``"mean"`` as above. ``"feature"``: ``Λ_ii = ridge × (Σ γ_k G_k)_ii``, so that the ridge of
+        features with a large scale does not dominate features with a small scale, and multiplying
+        a feature by a number and its weights by the inverse changes nothing.
 
     References
     ----------
@@ -161,25 +184,47 @@ def regmean(
     accumulator = RegMeanAccumulator({"weight": weights[0]})
     mean = MeanAccumulator()
     for number, (weight, gram, gamma) in enumerate(zip(weights, grams, gammas, strict=True)):
+        if gram.is_finite() and not is_semidefinite(gram, _SUMMED):
+            warnings.warn(f"the Gram of model {number} is not positive semi-definite", stacklevel=2)
         mean.add({"weight": weight}, gamma, f"model {number}")
         accumulator.add({"weight": weight}, gram, gamma)
-    solution = accumulator.solve(mean.result(), ridge)
+    solution = accumulator.solve(mean.result(), ridge, ridge_scale)
     if solution.how == "averaged" and ridge != float("inf"):
         warnings.warn(f"regmean returns the mean: {solution.reason}", stacklevel=2)
     return solution.weights["weight"]
 
 
-def _merged(solver: LinearSolver, product: Tensor, pivot: Tensor, mean: Tensor) -> Tensor | None:
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors of one shape share their memory; a transpose does not count."""
+    return (
+        one.data_ptr() == other.data_ptr()
+        and one.stride() == other.stride()
+        and one.dtype == other.dtype
+    )
+
+
+def _units(energy: Tensor, level: float) -> Tensor:
+    """Return the scale of every feature; a dead feature gets the mean scale."""
+    dead = energy <= _DEAD * energy.max()
+    return torch.where(dead, level, energy).sqrt()
+
+
+def _merged(
+    solver: LinearSolver, product: Tensor, pivot: Tensor, mean: Tensor, units: Tensor | None
+) -> Tensor | None:
     """Solve for one layer, a few output rows at a time."""
     merged = torch.empty_like(mean)
     step = max(1, _CHUNK // mean.shape[1])
     for i in range(0, len(mean), step):
         rows = slice(i, i + step)
         base = pivot[rows].to(product.dtype)
-        correction = solver.solve(product[rows], mean[rows].to(product.dtype) - base)
+        right, apart = product[rows], mean[rows].to(product.dtype) - base
+        if units is not None:
+            right, apart = (right / units).to(right.dtype), (apart * units).to(right.dtype)
+        correction = solver.solve(right, apart)
         if correction is None:
             return None
-        merged[rows] = correction + base
+        merged[rows] = (correction if units is None else correction / units) + base
     return merged
 
 

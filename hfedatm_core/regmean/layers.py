@@ -1,4 +1,4 @@
-"""Which layers of a model can be merged by RegMean, and doing so while the updates stream by."""
+"""Find the layers that RegMean can merge, and merge them while reading one update at a time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from hfedatm_core.grams.by_layer import regroup
 from hfedatm_core.grams.gram import Gram
-from hfedatm_core.regmean.closed_form import RegMeanAccumulator
+from hfedatm_core.regmean.closed_form import RegMeanAccumulator, RidgeScale
 from hfedatm_core.tensors import State
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """How one layer was merged, and why so."""
+    """The method that merged one layer, and the reason for it."""
 
     how: Literal["regmean", "averaged"]
     reason: str = ""
@@ -33,17 +33,21 @@ def weight_layers(state: State) -> list[str]:
     ]
 
 
-def check_grams(grams: Mapping[str, Gram], state: State, who: str) -> None:
+def check_grams(
+    grams: Mapping[str, Gram], state: State, who: str, *, constant: bool = False
+) -> None:
     """Raise ``ValueError`` unless every Gram has the width of its layer's weight in ``state``.
 
-    One feature more is the constant input of the layer's bias.
+    A Gram may have one more feature, the constant input of the layer's bias; with ``constant`` also
+    the Gram of a layer without a bias may have it.
     """
     for name, gram in grams.items():
         weight = state.get(f"{name}.weight")
         if weight is None or weight.ndim < 2:
             raise ValueError(f"{who}: there is a Gram of '{name}' but no matrix '{name}.weight'")
         width = weight[0].numel()
-        if gram.dim != width and not (gram.dim == width + 1 and f"{name}.bias" in state):
+        augmented = gram.dim == width + 1 and (constant or f"{name}.bias" in state)
+        if gram.dim != width and not augmented:
             raise ValueError(
                 f"{who}: the Gram of layer '{name}' has shape {(gram.dim, gram.dim)} but tensor "
                 f"'{name}.weight' has shape {tuple(weight.shape)} ({width} inputs)"
@@ -51,7 +55,7 @@ def check_grams(grams: Mapping[str, Gram], state: State, who: str) -> None:
 
 
 class LayerMerger:
-    """RegMean over all layers with a Gram; the others are left to the mean, with the reason.
+    """RegMean over all layers with a Gram; other layers are averaged, and the reason is reported.
 
     Parameters
     ----------
@@ -91,7 +95,9 @@ class LayerMerger:
             total.add({name: _matrix(state, name, gram) for name in group}, gram, coefficient)
         self._stations.append(who)
 
-    def finish(self, mean: dict[str, Tensor], ridge: float) -> dict[str, LayerReport]:
+    def finish(
+        self, mean: dict[str, Tensor], ridge: float, ridge_scale: RidgeScale = "mean"
+    ) -> dict[str, LayerReport]:
         """Replace the merged layers in ``mean``; return the report of every layer."""
         for name, keys in self._ties.items():
             if keys:
@@ -108,7 +114,7 @@ class LayerMerger:
             if len(layers) < len(group):
                 total = total.take(layers)
             means = {name: _matrix(mean, name, self._forms[name][1]) for name in layers}
-            solution = total.solve(means, ridge)
+            solution = total.solve(means, ridge, ridge_scale)
             for name in layers:
                 reports[name] = LayerReport(solution.how, solution.reason)
                 if solution.how == "regmean":
@@ -122,7 +128,7 @@ class LayerMerger:
         return reports
 
     def _obstacle(self, who: str, name: str, grams: Mapping[str, Gram]) -> str:
-        """Return why this layer cannot be merged by RegMean, or nothing."""
+        """Return the reason why RegMean cannot merge this layer; empty if it can."""
         if name not in grams:
             return f"no Gram from {who}"
         if name not in self._forms:

@@ -12,23 +12,25 @@ from scipy.linalg import get_lapack_funcs
 from torch import Tensor
 
 from hfedatm_core.grams.gram import FactorGram, Gram
+from hfedatm_core.grams.grouped import GroupedGram
+from hfedatm_core.regmean.grouped import GroupedSolver
 
-# Relative residual that a solution must reach, by type of the arithmetic.
+# Largest relative residual of an accepted solution, by type of the arithmetic.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
-# Smallest relative ridge with which the Woodbury identity, which divides by it, keeps its digits.
+# The Woodbury identity divides by the ridge: below this relative ridge it loses its digits.
 _FLOOR = {torch.float32: 1e-6, torch.float64: 1e-10}
 _REFINEMENTS = 3
 _PROBES = 4
 
 
 class LinearSolver(Protocol):
-    """Something that solves for a block of rows."""
+    """A solver for a block of rows."""
 
     note: str
-    """What to tell the user about the way it was solved."""
+    """A note for the user about the method; empty in the usual case."""
 
     def solve(self, product: Tensor, mean: Tensor) -> Tensor | None:
-        """Return ``X`` for rows ``R``, ``M``; ``None`` if it cannot be trusted."""
+        """Return ``X`` for rows ``R``, ``M``; ``None`` if the solution is not accurate."""
 
 
 class CheckedSolver(ABC):
@@ -41,7 +43,7 @@ class CheckedSolver(ABC):
         self.dtype = dtype
 
     def solve(self, product: Tensor, mean: Tensor) -> Tensor | None:
-        """Return ``X``, refined where that helps; ``None`` if its residual stays too large."""
+        """Return ``X``, refined if necessary; ``None`` if its residual stays too large."""
         right = product.to(self.dtype).add(mean.to(self.dtype), alpha=self.shift)
         solution = self._invert(right)
         for _ in range(_REFINEMENTS):
@@ -78,8 +80,8 @@ class CholeskySolver(CheckedSolver):
         super().__init__(shift, dtype)
         self._matrix = gram.dense().to(dtype)
         self._matrix.diagonal().add_(shift)
-        # SciPy's LAPACK takes half the time of torch's for wide layers. A symmetric matrix is its
-        # own transpose, which LAPACK, in column order, reads without a copy.
+        # SciPy's LAPACK takes half the time of torch's for wide layers. A symmetric matrix equals
+        # its transpose, which LAPACK, in column order, reads without a copy.
         potrf, self._potrs = get_lapack_funcs(("potrf", "potrs"), dtype=self._matrix.numpy().dtype)
         self._lower, info = potrf(self._matrix.numpy().T, lower=True, clean=False)
         if info != 0:
@@ -119,7 +121,7 @@ class WoodburySolver(CheckedSolver):
 
 
 class RepairedSolver:
-    """``S`` by its eigenvectors; directions without positive energy keep the mean weight."""
+    """Solves with the eigenvectors of ``S``; directions without energy keep the mean weight."""
 
     note = "the sum of Grams was not positive definite and has been repaired"
 
@@ -130,7 +132,7 @@ class RepairedSolver:
         self._energy = torch.where(energy > noise, energy, torch.zeros_like(energy))
 
     def solve(self, product: Tensor, mean: Tensor) -> Tensor | None:
-        """Return ``X``, found in the basis of the eigenvectors."""
+        """Return ``X``, computed in the basis of the eigenvectors."""
         projected = product.double() @ self._vectors
         kept = mean.double() @ self._vectors
         solved = (projected + self._shift * kept) / (self._energy + self._shift)
@@ -141,7 +143,9 @@ class RepairedSolver:
 def solver_attempts(
     gram: Gram, shift: float, dtype: torch.dtype
 ) -> list[Callable[[], LinearSolver | None]]:
-    """Return the attempts at solving with ``gram + shift I``, to be made in this order."""
+    """Return the solvers to try for ``gram + shift I``, in this order."""
+    if isinstance(gram, GroupedGram):
+        return [partial(GroupedSolver, gram, shift)]
     types = [dtype] if dtype == torch.float64 else [torch.float32, torch.float64]
     if isinstance(gram, FactorGram) and len(gram.factor) < gram.dim:
         return [partial(_made, WoodburySolver, gram, shift, kind) for kind in types]

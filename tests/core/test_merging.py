@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hfedatm_core import (
+    AlignmentOptions,
     ChannelGraph,
     FactorGram,
     Gram,
@@ -23,6 +25,7 @@ from hfedatm_core import (
 )
 
 LINEAR = ("8", "10", "12")
+EXACT, EVERYTHING = AlignmentOptions(solver="exact"), AlignmentOptions(scope="all")
 
 
 def lenet(seed: int = 0, kernel: int = 3) -> nn.Sequential:
@@ -125,7 +128,9 @@ def test_permuted_copies_with_their_grams_merge_back(seed, count, solver, factor
     shuffled = [updates[0]] + [
         permuted(u, permutations(seed + i)) for i, u in enumerate(updates[1:])
     ]
-    merged = merge(shuffled, GRAPH, solver=solver, scope="all", ridge=1e-13)
+    merged = merge(
+        shuffled, GRAPH, alignment=AlignmentOptions(solver=solver, scope="all"), ridge=1e-13
+    )
     assert distance(merged.state, BASE) <= 1e-8
     assert distance(weighted_mean([u.state for u in updates], [1] * count), BASE) > 1e-3
     for i, name in enumerate(f"station-{k}" for k in range(1, count)):
@@ -139,7 +144,7 @@ def test_permuted_conv_channels_merge_back_with_scope_conv():
     shuffled = [updates[0]] + [
         permuted(u, permutations(i, kinds=("conv",))) for i, u in enumerate(updates[1:])
     ]
-    merged = merge(shuffled, GRAPH, scope="conv", ridge=1e-13)
+    merged = merge(shuffled, GRAPH, alignment=AlignmentOptions(scope="conv"), ridge=1e-13)
     assert distance(merged.state, BASE) <= 1e-8
 
 
@@ -150,7 +155,12 @@ def test_permuting_the_weights_but_not_the_grams_does_not_merge_back(scope):
     shuffled = [updates[0]] + [
         permuted(u, permutations(i, kinds), grams=False) for i, u in enumerate(updates[1:])
     ]
-    assert distance(merge(shuffled, GRAPH, scope=scope, ridge=1e-13).state, BASE) > 1e-3
+    assert (
+        distance(
+            merge(shuffled, GRAPH, alignment=AlignmentOptions(scope=scope), ridge=1e-13).state, BASE
+        )
+        > 1e-3
+    )
 
 
 def test_plain_permuted_copies_with_collected_grams_compute_the_same():
@@ -159,7 +169,7 @@ def test_plain_permuted_copies_with_collected_grams_compute_the_same():
     for i in range(3):
         update = Update(model.state_dict(), collect_grams(model, batches(i)), name=f"s{i}")
         copies.append(permuted(update, permutations(i) if i else {}))
-    merged = merge(copies, GRAPH, scope="all")
+    merged = merge(copies, GRAPH, alignment=EVERYTHING)
     model.load_state_dict(merged.state)
     torch.testing.assert_close(forward(model, X), forward(lenet(), X), rtol=0, atol=1e-8)
 
@@ -223,7 +233,7 @@ def test_a_large_ridge_is_merging_without_regmean():
 
 def test_the_report_is_plain_data_per_station_group_and_layer():
     updates = different_stations()
-    report = merge(updates, GRAPH, scope="all").report
+    report = merge(updates, GRAPH, alignment=EVERYTHING).report
     data = json.loads(json.dumps(report.to_dict()))
     assert data["reference"] == "station-0"
     assert set(data["stations"]) == {"station-0", "station-1", "station-2"}
@@ -247,8 +257,8 @@ def test_an_exact_bias_comes_with_the_augmented_gram():
     torch.testing.assert_close(merged.state["12.bias"], wanted[:, -1])
     # and the constant feature survives alignment
     shuffled = [updates[0]] + [permuted_augmented(u, i) for i, u in enumerate(updates[1:])]
-    plain = merge(updates, GRAPH, solver="exact", scope="all")
-    again = merge(shuffled, GRAPH, solver="exact", scope="all")
+    plain = merge(updates, GRAPH, alignment=replace(EXACT, scope="all"))
+    again = merge(shuffled, GRAPH, alignment=replace(EXACT, scope="all"))
     assert distance(again.state, plain.state) < 1e-8
 
 
@@ -283,7 +293,7 @@ def test_convolutions_by_regmean():
             index = GRAPH.index(f"{layer}.weight", 1, weight.shape[1], moves)
             grams[layer] = gram if index is None else gram.permute(index)
         shuffled[i] = Update(permuted(Update(updates[i].state), moves).state, grams)
-    aligned = [merge(u, GRAPH, solver="exact").state for u in (updates, shuffled)]
+    aligned = [merge(u, GRAPH, alignment=EXACT).state for u in (updates, shuffled)]
     assert distance(*aligned) < 1e-8
 
 
@@ -322,7 +332,7 @@ def test_kernels_of_another_size_are_resized_to_the_reference():
 def test_reference_previous_and_medoid():
     updates = different_stations(4)
     previous = lenet(7).state_dict()
-    merged = merge(updates, GRAPH, reference="previous", previous=previous, solver="exact")
+    merged = merge(updates, GRAPH, reference="previous", previous=previous, alignment=EXACT)
     assert merged.report.reference == "previous"
     assert all(any(e.moved for e in s.values()) for s in merged.report.stations.values())
     with pytest.raises(ValueError, match="previous=state"):
@@ -330,13 +340,13 @@ def test_reference_previous_and_medoid():
 
     def summed_cost(reference: Update) -> float:
         others = [u for u in updates if u is not reference]
-        aligned = [align(u.state, reference.state, GRAPH, solver="exact") for u in others]
+        aligned = [align(u.state, reference.state, GRAPH, options=EXACT) for u in others]
         return sum(sum(a.cost.values()) for a in aligned)
 
     medoid = min(updates, key=summed_cost)
     assert medoid is not updates[0]  # else the test would not tell it from "first"
     for source in (updates, lambda: iter(updates)):
-        found = merge(source, GRAPH, reference="medoid", solver="exact")
+        found = merge(source, GRAPH, reference="medoid", alignment=EXACT)
         assert found.report.reference == medoid.name
         assert all(entry.moved == 0 for entry in found.report.stations[medoid.name].values())
     with pytest.raises(ValueError, match="several times"):

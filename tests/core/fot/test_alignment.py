@@ -18,9 +18,11 @@ from hfedatm_core.data import DataSpec
 from hfedatm_core.fot.alignment import Aligner, Alignment, align
 from hfedatm_core.fot.assignment import assign, sinkhorn_plan
 from hfedatm_core.fot.filters import Filters
+from hfedatm_core.fot.options import AlignmentOptions
 from hfedatm_core.grams.gram import Gram
 from hfedatm_core.models import resnet18
 
+EXACT, EVERYTHING = AlignmentOptions(solver="exact"), AlignmentOptions(scope="all")
 SEEDS = st.integers(0, 2**16)
 quick = settings(max_examples=8)
 
@@ -73,7 +75,11 @@ def test_a_permuted_copy_is_brought_back(name: str, solver: str, seed: int) -> N
     model, x = build(name, seed)
     graph, state = ChannelGraph.trace(model, (x,)), model.state_dict()
     copy, shuffles = permuted_copy(state, graph, seed, ("conv", "linear"))
-    assert_recovered(align(copy, state, graph, solver=solver, scope="all"), state, shuffles)
+    assert_recovered(
+        align(copy, state, graph, options=AlignmentOptions(solver=solver, scope="all")),
+        state,
+        shuffles,
+    )
 
 
 @given(seed=SEEDS)
@@ -95,7 +101,7 @@ def test_a_permuted_copy_of_a_large_network_is_brought_back(name: str) -> None:
     model, x = build(name)
     graph, state = ChannelGraph.trace(model, (x,)), model.state_dict()
     copy, shuffles = permuted_copy(state, graph, 1, ("conv", "linear"))
-    result = align(copy, state, graph, scope="all")
+    result = align(copy, state, graph, options=EVERYTHING)
     assert_recovered(result, state, shuffles)
     assert all(result.cost[g] < 1e-9 * result.identity_cost[g] for g in shuffles)
 
@@ -132,7 +138,9 @@ def test_alignment_to_an_unrelated_network_keeps_the_function(
     reference, _ = build(name, 1)
     station, x = build(name, 2)
     graph, state = ChannelGraph.trace(station, (x,)), station.state_dict()
-    result = align(state, reference.state_dict(), graph, solver=solver, scope=scope)
+    result = align(
+        state, reference.state_dict(), graph, options=AlignmentOptions(solver=solver, scope=scope)
+    )
     aligned_groups = {g.name for g in graph.groups if scope == "all" or g.kind == "conv"}
     assert set(result.moved) == aligned_groups
     assert not aligned_groups or sum(result.moved.values()) > 0
@@ -150,7 +158,9 @@ def test_alignment_to_an_unrelated_network_keeps_the_function(
 def test_integer_buffers_are_untouched() -> None:
     reference, x = build("lenet5-bn", 1)
     state = build("lenet5-bn", 2)[0].state_dict()
-    result = align(state, reference.state_dict(), ChannelGraph.trace(reference, (x,)), scope="all")
+    result = align(
+        state, reference.state_dict(), ChannelGraph.trace(reference, (x,)), options=EVERYTHING
+    )
     counter = result.state["bn1.num_batches_tracked"]
     assert counter.dtype == torch.int64 and counter.item() == 17
 
@@ -159,7 +169,7 @@ def test_the_station_is_not_modified() -> None:
     reference, x = build("lenet5-bn", 1)
     state = build("lenet5-bn", 2)[0].state_dict()
     before = {name: tensor.clone() for name, tensor in state.items()}
-    align(state, reference.state_dict(), ChannelGraph.trace(reference, (x,)), scope="all")
+    align(state, reference.state_dict(), ChannelGraph.trace(reference, (x,)), options=EVERYTHING)
     assert all(torch.equal(before[name], tensor) for name, tensor in state.items())
 
 
@@ -172,7 +182,7 @@ def test_grams_follow_their_inputs(name: str) -> None:
     station, x = build(name, 2)
     graph = ChannelGraph.trace(station, (x,))
     grams, before = input_grams(station, x)
-    result = align(station.state_dict(), reference.state_dict(), graph, grams, scope="all")
+    result = align(station.state_dict(), reference.state_dict(), graph, grams, options=EVERYTHING)
     station.load_state_dict(result.state)
     _, wanted = input_grams(station, x)
     assert set(result.grams) == set(wanted)
@@ -198,7 +208,7 @@ def test_layers_with_one_input_keep_sharing_their_gram() -> None:
     graph = ChannelGraph.trace(station, (torch.zeros(1, 4),))
     gram = Gram.from_dense(torch.diag(torch.arange(6.0)))
     grams = {"left": gram, "right": gram}
-    result = align(station.state_dict(), reference.state_dict(), graph, grams, scope="all")
+    result = align(station.state_dict(), reference.state_dict(), graph, grams, options=EVERYTHING)
     assert result.moved["body"]
     assert result.grams["left"] is result.grams["right"]
     assert result.grams["left"].diagonal().tolist() == result.permutations["body"].tolist()
@@ -239,7 +249,9 @@ def total(cost: np.ndarray, permutation: Tensor) -> float:
 @given(cost=squares)
 @settings(max_examples=100)
 def test_solvers_give_bijections_and_exact_is_cheapest(cost: np.ndarray) -> None:
-    exact, entropic = (assign(torch.from_numpy(cost), s) for s in ("exact", "sinkhorn"))
+    exact, entropic = (
+        assign(torch.from_numpy(cost), AlignmentOptions(solver=s)) for s in ("exact", "sinkhorn")
+    )
     for permutation in (exact, entropic):
         assert sorted(permutation.tolist()) == list(range(len(cost)))
     assert total(cost, exact) <= total(cost, entropic) + 1e-12 * len(cost)
@@ -273,26 +285,24 @@ def test_row_maxima_of_a_plan_collide_but_its_assignment_does_not() -> None:
 
 @pytest.mark.parametrize("solver", ["sinkhorn", "exact"])
 def test_ties_go_to_the_identity(solver: str) -> None:
-    assert assign(torch.ones(5, 5), solver).tolist() == [0, 1, 2, 3, 4]
+    assert assign(torch.ones(5, 5), AlignmentOptions(solver=solver)).tolist() == [0, 1, 2, 3, 4]
     # Channels 0 and 1 must change places; 2, 3 and 4 are equal to each other, up to rounding.
     cost = torch.ones(5, 5, dtype=torch.float64)
     cost[:2, :2] = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     cost[2:, 2:] = 0
     for seed in range(20):
         noise = 4e-16 * torch.rand(5, 5, generator=torch.Generator().manual_seed(seed)).double()
-        assert assign(cost + noise, solver).tolist() == [1, 0, 2, 3, 4]
+        assert assign(cost + noise, AlignmentOptions(solver=solver)).tolist() == [1, 0, 2, 3, 4]
 
 
 def test_invalid_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="greedy"):
-        assign(torch.ones(2, 2), "greedy")  # type: ignore[arg-type]
+        AlignmentOptions(solver="greedy")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"\(2, 3\)"):
         assign(torch.ones(2, 3))
-    model, x = build("lenet5")
-    graph, state = ChannelGraph.trace(model, (x,)), model.state_dict()
     for option in ({"solver": "x"}, {"scope": "x"}, {"reg": 0.0}, {"iterations": 0}, {"margin": 1}):
         with pytest.raises(ValueError, match=next(iter(option))):
-            align(state, state, graph, **option)  # type: ignore[arg-type]
+            AlignmentOptions(**option)  # type: ignore[arg-type]
 
 
 # --- the cost and the guard ---------------------------------------------------------------------
@@ -341,13 +351,13 @@ def test_the_shortcut_to_the_identity_is_never_wrong(
     if trace is not None:
         cost = filters(left).cost(filters(right)).double().numpy()
         assert trace == pytest.approx(np.trace(cost), abs=1e-5)
-        assert np.trace(cost) <= total(cost, assign(torch.from_numpy(cost), "exact")) + 1e-5
+        assert np.trace(cost) <= total(cost, assign(torch.from_numpy(cost), EXACT)) + 1e-5
 
 
 def test_the_shortcut_is_not_taken_where_two_filters_crossed() -> None:
     angles = torch.deg2rad(torch.tensor([[0.0, 40.0], [25.0, 15.0]]))
     left, right = torch.stack([angles.cos(), angles.sin()], -1)
-    assert assign(filters(left).cost(filters(right)), "exact").tolist() == [1, 0]
+    assert assign(filters(left).cost(filters(right)), EXACT).tolist() == [1, 0]
     assert filters(left).certain_identity(filters(right)) is None
 
 
@@ -367,7 +377,7 @@ def test_dead_and_equal_filters_stay_where_they_are(solver: str) -> None:
     state["conv2.weight"][:] = state["conv2.weight"][0]
     graph = ChannelGraph.trace(reference, (x,))
     for target in (state, reference.state_dict()):
-        result = align(state, target, graph, solver=solver)
+        result = align(state, target, graph, options=AlignmentOptions(solver=solver))
         assert result.moved == {"conv1": 0, "conv2": 0}
         assert all(np.isfinite(cost) for cost in result.cost.values())
 
@@ -378,7 +388,9 @@ def test_the_guard_keeps_the_identity_below_its_margin(seed: int, margin: float)
     reference, x = build("residual", seed)
     station, _ = build("residual", seed + 1)
     graph = ChannelGraph.trace(reference, (x,))
-    result = align(station.state_dict(), reference.state_dict(), graph, margin=margin)
+    result = align(
+        station.state_dict(), reference.state_dict(), graph, options=AlignmentOptions(margin=margin)
+    )
     for group, moved in result.moved.items():
         gain = result.identity_cost[group] - result.cost[group]
         assert gain > margin * result.identity_cost[group] if moved else gain == 0
@@ -392,7 +404,10 @@ def test_a_margin_refuses_what_no_margin_takes() -> None:
     free = align(*states, graph)
     assert free.moved["conv1"] and free.moved["conv2"]
     gains = [1 - free.cost[g] / free.identity_cost[g] for g in ("conv1", "conv2")]
-    assert align(*states, graph, margin=max(gains) + 0.1).moved == {"conv1": 0, "conv2": 0}
+    assert align(*states, graph, options=AlignmentOptions(margin=max(gains) + 0.1)).moved == {
+        "conv1": 0,
+        "conv2": 0,
+    }
 
 
 @pytest.mark.parametrize("solver", ["sinkhorn", "exact"])
@@ -402,7 +417,9 @@ def test_a_station_near_the_reference_is_not_moved(solver: str) -> None:
     near = {
         k: v + 0.2 * v.std() * torch.randn_like(v) if v.dim() > 1 else v for k, v in state.items()
     }
-    result = align(near, state, ChannelGraph.trace(reference, (x,)), solver=solver)
+    result = align(
+        near, state, ChannelGraph.trace(reference, (x,)), options=AlignmentOptions(solver=solver)
+    )
     assert not any(result.moved.values())
     assert result.cost == result.identity_cost
     assert all(result.state[name] is near[name] for name in near)
@@ -430,8 +447,9 @@ def test_other_kernel_sizes_are_resized_before_matching(ours: int, theirs: int) 
     with torch.no_grad():
         for name, tensor in station.state_dict().items():
             source = reference.state_dict()[name]
-            if source.dim() == 4:
-                source = F.interpolate(source, size=tensor.shape[2:], mode="bilinear")
+            if source.dim() == 4:  # the middle of it, or in the middle of zeros
+                border = (tensor.shape[-1] - source.shape[-1]) // 2
+                source = F.pad(source, [border] * 4)
             tensor.copy_(source)
     graph = ChannelGraph.trace(reference, (torch.zeros(1, 3, 8, 8, dtype=torch.float64),))
     shuffle = {"conv1": torch.tensor([3, 1, 0, 2, 7, 6, 5, 4])}
@@ -439,6 +457,17 @@ def test_other_kernel_sizes_are_resized_before_matching(ours: int, theirs: int) 
     result = align(copy, reference.state_dict(), graph)
     assert result.permutations["conv1"].tolist() == torch.argsort(shuffle["conv1"]).tolist()
     reference.load_state_dict(result.state)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(1, 3), (3, 5), (3, 7)])
+def test_a_smaller_kernel_keeps_its_function_in_a_larger_one(theirs: int, ours: int) -> None:
+    torch.manual_seed(0)
+    reference, station = KernelNet(ours).double(), KernelNet(theirs).double()
+    randomise(reference), randomise(station)
+    x = torch.randn(3, 3, 9, 9, dtype=torch.float64)
+    graph = ChannelGraph.trace(reference, (x,))
+    resized = align(station.state_dict(), reference.state_dict(), graph).state
+    torch.testing.assert_close(output(reference, resized, x), station(x), rtol=1e-12, atol=1e-12)
 
 
 def broken(change) -> tuple[dict[str, Tensor], dict[str, Tensor], ChannelGraph]:

@@ -1,0 +1,217 @@
+"""Networks that were trained apart: what the whole recipe keeps, finds and never does."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nets import build, output, randomise
+from torch import Tensor, nn
+
+from hfedatm_core import ChannelGraph, Update, collect_grams
+from hfedatm_core.apart import APART, merge_apart
+from hfedatm_core.folding import Moments, fold, fold_graph
+from hfedatm_core.fot.costs.base import dissimilarity
+from hfedatm_core.fot.costs.gram import GramCost, GramSide
+from hfedatm_core.fot.sweeping import sweep
+from hfedatm_core.grams.gram import Gram
+from hfedatm_core.repairing import layer_moments, repair_layer
+
+NETS = ("lenet5", "lenet5-bn", "residual", "separable", "concat", "channels-last")
+SEEDS = st.integers(0, 2**16)
+
+
+def measured(model: nn.Module, x: Tensor) -> dict[str, Gram]:
+    return collect_grams(model, [(x, None)], full=True)
+
+
+@cache  # tracing takes longer than all that is tested
+def network(name: str) -> tuple[nn.Module, Tensor, ChannelGraph]:
+    model, x = build(name)
+    x = torch.randn(24, *x.shape[1:], dtype=torch.float64)
+    return model, x, ChannelGraph.trace(model, (x[:2],))
+
+
+def other_weights(model: nn.Module, x: Tensor, seed: int) -> tuple[dict[str, Tensor], dict]:
+    torch.manual_seed(seed)
+    randomise(model)
+    return {k: v.clone() for k, v in model.state_dict().items()}, measured(model, x)
+
+
+def assert_same_function(model: nn.Module, one: dict, other: dict, x: Tensor) -> None:
+    expected = output(model, one, x)
+    torch.testing.assert_close(output(model, other, x), expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_equal_networks_are_a_fixed_point_whatever_their_data(name: str) -> None:
+    model, x, graph = network(name)
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    parts = [measured(model, part) for part in (x[:12], x[12:] * 3 + 1)]
+    merged = merge_apart([Update(state, grams) for grams in parts], graph)
+    assert merged.moved == 0
+    assert_same_function(model, state, merged.state, x)
+    for quality in merged.report.quality.values():
+        assert quality.variance_before == pytest.approx(1.0, abs=1e-6)
+        assert quality.variance_after == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_permuted_copies_merge_back_to_the_original(name: str) -> None:
+    model, x, graph = network(name)
+    torch.manual_seed(0)
+    randomise(model)
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    updates = [Update(state, measured(model, x))]
+    shuffles = []
+    for seed in (1, 2):
+        generator = torch.Generator().manual_seed(seed)
+        shuffle = {g.name: torch.randperm(g.size, generator=generator) for g in graph.groups}
+        copy = graph.permute(state, shuffle)
+        model.load_state_dict(copy)
+        updates.append(Update(copy, measured(model, x)))
+        shuffles.append(shuffle)
+    merged = merge_apart(iter(updates), graph)  # an iterator: every network is read once
+    for number, shuffle in enumerate(shuffles, start=1):
+        found = merged.permutations[f"station-{number}"]
+        assert {n: p.tolist() for n, p in found.items()} == {
+            n: torch.argsort(p).tolist() for n, p in shuffle.items()
+        }
+    assert_same_function(model, state, merged.state, x)
+    for quality in merged.report.quality.values():
+        if quality.correlation_after is not None:
+            assert quality.correlation_after == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", NETS)
+@settings(max_examples=2)
+@given(seed=SEEDS)
+def test_matching_by_grams_is_a_bijection_that_keeps_the_function(name: str, seed: int) -> None:
+    model, x, graph = network(name)
+    ours = other_weights(model, x, seed)
+    theirs = other_weights(model, x, seed + 1)
+    folded = fold_graph(graph)
+    sides = [GramSide(fold(state, graph), grams) for state, grams in (ours, theirs)]
+    matches = sweep(folded, GramCost(*sides, folded), APART)
+    assert set(matches) == {group.name for group in folded.groups}
+    for group in folded.groups:
+        assert sorted(matches[group.name].permutation.tolist()) == list(range(group.size))
+        assert matches[group.name].cost <= matches[group.name].identity_cost + 1e-9
+    orders = {n: m.permutation for n, m in matches.items()}
+    permuted = graph.permute(theirs[0], orders)
+    assert_same_function(model, theirs[0], permuted, x)
+
+
+def test_ties_go_to_the_identity() -> None:
+    """All units are alike: no order is better than another, and none moves."""
+    model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)).double()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.randn(1, 3).double().expand(6, 3))
+        model[2].weight.copy_(torch.randn(2, 1).double().expand(2, 6))
+    x = torch.randn(30, 3, dtype=torch.float64)
+    graph = ChannelGraph.trace(model, (x,))
+    update = Update(model.state_dict(), measured(model, x))
+    assert merge_apart([update, update], graph).moved == 0
+
+
+def test_dead_and_constant_units_are_safe() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)),
+    ).double()
+    model.eval()
+    x = torch.randn(20, 2, 8, 8, dtype=torch.float64)
+    graph = ChannelGraph.trace(model, (x,))
+    updates = []
+    for dead in (0, 3):
+        randomise(model)
+        with torch.no_grad():
+            model[0].weight[dead] = 0.0  # constant before the ReLU
+            model[1].bias[dead + 1] = -100.0  # never behind it
+            model[1].weight[dead + 2] = 0.0
+            model[3].weight[dead % 4] = 0.0
+            model[3].bias[dead % 4] = 0.0
+        updates.append(
+            Update({k: v.clone() for k, v in model.state_dict().items()}, measured(model, x))
+        )
+    merged = merge_apart(updates, graph)
+    assert all(bool(torch.isfinite(value).all()) for value in merged.state.values())
+    assert all(math.isfinite(q.variance_after) for q in merged.report.quality.values())
+
+
+@settings(max_examples=30)
+@given(seed=SEEDS, dead=st.integers(0, 4), shrink=st.floats(0.0, 3.0))
+def test_repair_restores_the_moments_and_never_yields_a_nan(
+    seed: int, dead: int, shrink: float
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(40, 6, generator=generator, dtype=torch.float64)
+    rows[:, -1] = 1.0
+    gram = Gram.from_dense(rows.T @ rows / 40, 40)
+    state = {
+        "l.weight": torch.randn(5, 5, generator=generator, dtype=torch.float64),
+        "l.bias": torch.randn(5, generator=generator, dtype=torch.float64),
+    }
+    state["l.weight"][:dead] = 0.0
+    wanted = layer_moments(state, "l", gram)
+    weak = {"l.weight": state["l.weight"] * shrink, "l.bias": state["l.bias"] + 1.0}
+    repair_layer(weak, "l", gram, wanted)
+    assert all(bool(torch.isfinite(value).all()) for value in weak.values())
+    if 0.2 <= shrink:  # within what a repair may undo
+        torch.testing.assert_close(weak["l.weight"], state["l.weight"], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(weak["l.bias"], state["l.bias"], rtol=1e-6, atol=1e-6)
+    found = layer_moments(weak, "l", gram)
+    torch.testing.assert_close(found.mean, wanted.mean, rtol=1e-6, atol=1e-6)
+
+
+def test_repair_does_nothing_where_nothing_shrank_and_is_bounded() -> None:
+    gram = Gram.from_dense(torch.eye(3, dtype=torch.float64), 9)
+    state = {"l.weight": torch.eye(2, dtype=torch.float64), "l.bias": torch.zeros(2).double()}
+    before = {name: value.clone() for name, value in state.items()}
+    repair_layer(state, "l", gram, layer_moments(state, "l", gram))
+    assert all(torch.equal(state[name], before[name]) for name in state)
+    huge = Moments(torch.zeros(2).double(), torch.full((2,), 1e9).double())
+    repair_layer(state, "l", gram, huge)
+    torch.testing.assert_close(state["l.weight"], before["l.weight"] * 5.0)
+
+
+def test_a_layer_without_the_gram_of_one_network_is_averaged_and_named() -> None:
+    model, x, graph = network("lenet5-bn")
+    first, second = other_weights(model, x, 1), other_weights(model, x, 2)
+    del second[1]["fc1"]
+    with pytest.warns(UserWarning, match="fc1"):
+        merged = merge_apart([Update(*first), Update(*second)], graph)
+    assert merged.report.layers["fc1"].how == "averaged"
+    assert "fc1" not in merged.report.quality
+    assert merged.report.layers["conv2"].how == "regmean"
+    assert all(bool(torch.isfinite(value).all()) for value in merged.state.values())
+
+
+def test_a_norm_that_is_no_part_of_a_layer_is_reported() -> None:
+    model, x, graph = network("concat")
+    networks = [Update(*other_weights(model, x, seed)) for seed in (1, 2)]
+    merged = merge_apart(networks, graph)
+    assert set(merged.report.lone_norms) == {"norm"}
+    assert merged.report.to_dict()["quality"]["second"]["variance_after"] > 0
+
+
+def test_networks_of_another_shape_or_name_are_refused() -> None:
+    model, x, graph = network("lenet5")
+    state, grams = other_weights(model, x, 1)
+    other = {**state, "fc3.bias": torch.zeros(3)}
+    with pytest.raises(ValueError, match="fc3.bias"):
+        merge_apart([Update(state, grams), Update(other, grams)], graph)
+    with pytest.raises(ValueError, match="two updates are named"):
+        merge_apart([Update(state, name="a"), Update(state, name="a")], graph)
+    with pytest.raises(ValueError, match="empty"):
+        merge_apart([], graph)
+
+
+def test_what_is_dead_resembles_only_what_is_dead() -> None:
+    cost = dissimilarity(torch.ones(2, 2), torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
+    assert cost.tolist() == [[1.0, 0.0], [0.0, 1.0]]
