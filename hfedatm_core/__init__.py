@@ -1,14 +1,18 @@
 """The mathematics of HFedATM: alignment by optimal transport, RegMean, averaging, partitioning."""
 
+from hfedatm_core.apart import merge_apart
 from hfedatm_core.averaging import MeanAccumulator, weighted_mean
 from hfedatm_core.channels.graph import ChannelGraph
+from hfedatm_core.checkpoints import merge_checkpoints, read_state, write_state
 from hfedatm_core.data.partition import heterogeneous_partition
 from hfedatm_core.fot.alignment import Alignment, align
+from hfedatm_core.fot.options import AlignmentOptions
 from hfedatm_core.grams.by_layer import grams_nbytes, pack_grams, unpack_grams
 from hfedatm_core.grams.collect import collect_grams
 from hfedatm_core.grams.gram import FactorGram, Gram, PackedGram
 from hfedatm_core.grams.sums import GramAccumulator
 from hfedatm_core.inputs import Batch, Inputs, forward
+from hfedatm_core.merge_table import LayerRow, layer_rows
 from hfedatm_core.merging import GroupReport, Merged, MergeReport, merge
 from hfedatm_core.regmean.closed_form import RegMeanAccumulator, regmean
 from hfedatm_core.regmean.layers import LayerReport
@@ -16,6 +20,7 @@ from hfedatm_core.update import Update
 
 __all__ = [
     "Alignment",
+    "AlignmentOptions",
     "Batch",
     "ChannelGraph",
     "FactorGram",
@@ -24,6 +29,7 @@ __all__ = [
     "GroupReport",
     "Inputs",
     "LayerReport",
+    "LayerRow",
     "MeanAccumulator",
     "MergeReport",
     "Merged",
@@ -35,9 +41,14 @@ __all__ = [
     "forward",
     "grams_nbytes",
     "heterogeneous_partition",
+    "layer_rows",
     "merge",
+    "merge_apart",
+    "merge_checkpoints",
     "pack_grams",
+    "read_state",
     "regmean",
     "unpack_grams",
     "weighted_mean",
+    "write_state",
 ]

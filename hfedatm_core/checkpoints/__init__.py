@@ -1,0 +1,20 @@
+"""Read, measure, align and merge checkpoints that are files."""
+
+from hfedatm_core.checkpoints.batches import ImageBatches, as_batches
+from hfedatm_core.checkpoints.files import read_grams, read_state, write_grams, write_state
+from hfedatm_core.checkpoints.fitting import load_checkpoint
+from hfedatm_core.checkpoints.merging import merge_checkpoints
+from hfedatm_core.checkpoints.sources import Network, open_network
+
+__all__ = [
+    "ImageBatches",
+    "Network",
+    "as_batches",
+    "load_checkpoint",
+    "merge_checkpoints",
+    "open_network",
+    "read_grams",
+    "read_state",
+    "write_grams",
+    "write_state",
+]

@@ -1,0 +1,113 @@
+"""Merge checkpoints that are files, two of them in memory at a time, whatever their number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hfedatm_core.apart import merge_apart
+from hfedatm_core.channels.graph import ChannelGraph
+from hfedatm_core.checkpoints.files import fingerprint, read_grams, read_shapes
+from hfedatm_core.checkpoints.fitting import read_fitting, require_fit, shapes_of
+from hfedatm_core.fot.options import AlignmentOptions
+from hfedatm_core.inputs import Inputs
+from hfedatm_core.merging import Merged, merge
+from hfedatm_core.update import Update
+
+ALL_UNITS = AlignmentOptions(scope="all")
+
+
+def merge_checkpoints(
+    paths: Sequence[Path | str],
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    grams: Sequence[Path | str] = (),
+    shared_start: bool = False,
+    alpha: float | None = None,
+    alignment: AlignmentOptions = ALL_UNITS,
+    on_read: Callable[[str], None] = lambda name: None,
+    **options: Any,
+) -> Merged:
+    """Align the networks in these files and merge them.
+
+    All files are checked before the first is merged. Then only the running mean, the reference and
+    one other checkpoint are in memory at a time.
+
+    Parameters
+    ----------
+    paths
+        Checkpoints of one architecture; see :func:`read_state`. The first is the reference.
+    model, inputs
+        The architecture (its weights do not matter) and one example input.
+    grams
+        Files that :func:`write_grams` wrote, in any order: each names its checkpoint. With them
+        channels are matched by their outputs, layers with a Gram of every checkpoint are merged by
+        RegMean and repaired, and BatchNorm gets statistics that fit: see :func:`merge_apart`.
+    shared_start
+        The checkpoints were fine-tuned from one network: merge as :func:`merge` does, by filters,
+        with neither repair nor new statistics.
+    alpha
+        Off-diagonal entries of Grams are multiplied by it: by default as :func:`merge_apart` trusts
+        them, or 0.75 for a shared start.
+    alignment
+        Options of the alignment; by default hidden units are aligned, too.
+    on_read
+        Called with the name of every checkpoint that is read.
+    options
+        Passed to :func:`merge` or :func:`merge_apart`.
+
+    Raises
+    ------
+    ValueError
+        A file does not fit: another architecture, another number of classes, missing tensors; or
+        Grams belong to none of the checkpoints.
+    """
+    if len({Path(path).expanduser().resolve() for path in paths}) < max(2, len(paths)):
+        raise ValueError("name at least two different checkpoints")
+    wanted = shapes_of(model.state_dict())
+    for path in paths:
+        require_fit(path, read_shapes(path), wanted)
+    measured = _grams_by_checkpoint(paths, grams)
+    graph = ChannelGraph.trace(model, inputs)
+
+    apart = bool(grams) and not shared_start
+    share = 0.75 if alpha is None else alpha
+
+    def update(path: str) -> Update:
+        on_read(path)
+        own = read_grams(measured[path])[0] if path in measured else {}
+        if not apart:  # merge_apart() shrinks them itself, after matching
+            shrunk = {id(gram): gram.shrink(share) for gram in own.values()}
+            own = {name: shrunk[id(gram)] for name, gram in own.items()}
+        return Update(read_fitting(path, wanted), own, name=path)
+
+    def updates() -> Iterator[Update]:
+        for path in map(str, paths):
+            yield update(path)  # without a name, so that it is freed before the next is read
+
+    if apart:
+        return merge_apart(updates, graph, alpha=alpha, alignment=alignment, **options)
+    return merge(updates, graph, alignment=alignment, **options)
+
+
+def _grams_by_checkpoint(
+    paths: Sequence[Path | str], grams: Sequence[Path | str]
+) -> dict[str, Path | str]:
+    """Return, by checkpoint, the file with its Grams, for the checkpoints that have one."""
+    if not grams:
+        return {}
+    owners = {fingerprint(path): str(path) for path in paths}
+    found: dict[str, Path | str] = {}
+    for file in grams:
+        owner = owners.get(read_grams(file)[1])
+        if owner is None:
+            raise ValueError(
+                f"the Grams in {file} were measured for none of these checkpoints as they are now; "
+                "measure them again with 'hfedatm grams'"
+            )
+        found[owner] = file
+    return found
