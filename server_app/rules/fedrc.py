@@ -1,18 +1,18 @@
 """FedRC (Kou et al., 2024): weigh a node by the closeness of its data to its parent's.
 
-Not the clustering method of the same name.
+This is not the clustering method of the same name.
 
-Every node summarises its data by a Gaussian, the mean and variance of all its input values; a
-parent's is that of its children's data together. A child counts by how close its Gaussian is to
-its parent's, in the Bhattacharyya distance
+Every node summarises its data by a Gaussian: the mean and variance of all its input values. A
+parent's Gaussian is that of its children's data together. The weight of a child follows from the
+Bhattacharyya distance between its Gaussian and its parent's,
 
     D = (mu1 - mu2)^2 / (4 (s1^2 + s2^2)) + ln((s1^2 + s2^2) / (2 s1 s2)) / 2 .
 
-How the distance becomes a weight is not published; here it is ``softmax(-D)`` over the children of
-one parent, at both tiers. The input values are what the network gets: normalised pixels, or the
-numbers of the tokens that are not padding.
+The paper does not say how the distance becomes a weight; here it is ``softmax(-D)`` over the
+children of one parent, at both tiers. The input values are those the network gets: normalised
+pixels, or the numbers of the tokens that are not padding.
 
-The clients share their first two moments before each global round, a station averages them by
+The clients share their first two moments before each global round. A station averages them by
 examples, which gives exactly the moments of their data together. The server keeps all station
 models in memory until it knows every station's summary.
 
@@ -61,10 +61,10 @@ class InputMoments:
 
     def add(self, inputs: Inputs) -> None:
         """Add the values of one batch."""
-        values = inputs
-        if not isinstance(inputs, torch.Tensor):
-            values = inputs["input_ids"][inputs["attention_mask"].bool()]
-        values = values.double()
+        if isinstance(inputs, torch.Tensor):
+            values = inputs.double()
+        else:
+            values = inputs["input_ids"][inputs["attention_mask"].bool()].double()
         self._sums[0] += float(values.sum())
         self._sums[1] += float(values.square().sum())
         self._count += values.numel()
@@ -80,7 +80,7 @@ class Summarised(Wrapper):
     prefix: ClassVar[str] = PREFIX
 
     def __post_init__(self) -> None:
-        """Share within the station."""
+        """Set the method to share within the station."""
         if self.inner.sharing == "global":
             raise UserError(
                 "server-rule fedrc shares within the station what the client method shares with "
@@ -89,7 +89,7 @@ class Summarised(Wrapper):
         self.sharing = "station"  # type: ignore[misc]
 
     def share(self, model: nn.Module, batches: Iterable[Batch]) -> State:
-        """Add the moments to what is shared."""
+        """Add the moments to the shared arrays."""
         moments = InputMoments()
         for inputs, _ in batches:
             moments.add(inputs)
@@ -97,12 +97,12 @@ class Summarised(Wrapper):
         return {**self.inner.share(model, batches), **self.marked(own)}
 
     def begin(self, model: nn.Module, shared: State, memory: State) -> None:
-        """Start counting."""
+        """Start the moments of this training."""
         super().begin(model, shared, memory)
         self._moments = InputMoments()
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
-        """Count what is trained on; every epoch counts the same values again."""
+        """Add the batch to the moments; every epoch adds the same values again."""
         self._moments.add(inputs)
         return super().loss(model, inputs, targets)
 
@@ -129,7 +129,7 @@ class FedRC(Rule):
     reports: ClassVar[tuple[str, ...]] = ("input-mean", "input-square")
 
     def check(self, settings: Settings) -> None:
-        """Refuse a training loop that does not report, and protection this rule would undo."""
+        """Refuse a training loop that reports no moments, and privacy that this rule would undo."""
         if settings.train_fn:
             raise UserError("server-rule fedrc needs the project's training loop: remove train-fn")
         for key in ("dp_sgd", "secure_aggregation"):
@@ -140,7 +140,7 @@ class FedRC(Rule):
                 )
 
     def check_report(self, metrics: Mapping[str, float]) -> None:
-        """Refuse moments that no values have."""
+        """Refuse moments that no set of values can have."""
         mean, square = metrics["input-mean"], metrics["input-square"]
         if not mean**2 <= square * (1 + 1e-6) + 1e-12:
             raise ValueError(f"no values have mean {mean:g} and mean square {square:g}")

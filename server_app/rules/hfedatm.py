@@ -1,9 +1,9 @@
 """HFedATM: align the stations' channels by optimal transport, then merge by RegMean.
 
-The merged model is published. What the stations go on from is the setting ``broadcast``: by default
-the mean of the aligned stations, which was the better start on the data tried so far; but the
-merged model where a channel had to be moved, because the mean of stations that do not share a start
-is no model to train on. The paper sends the merged model out in every round.
+The merged model is published. The setting ``broadcast`` chooses the model that the stations train
+next. By default it is the mean of the aligned stations, which was the better start on the data
+tried so far. If alignment moved a channel, it is the merged model, because the mean of stations
+that do not share a start is no model to train on. The paper sends out the merged model every round.
 
 Nguyen et al., "HFedATM: Hierarchical Federated Domain Generalization via Optimal Transport and
 Regularized Mean Aggregation", arXiv:2508.05135.
@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from hfedatm.contracts import Rule, Situation, State
-from hfedatm_core import Merged, Update, merge
+from hfedatm.base.building import measures_all
+from hfedatm.contracts import Rule, Situation, State, option
+from hfedatm_core import AlignmentOptions, Merged, Update, merge, merge_apart
 
 
 @dataclass
@@ -28,43 +29,80 @@ class HFedATM(Rule):
 
     With the RegMean model ``R`` and the mean of the aligned stations ``A``, the published model is
     ``A + beta (R - A)``.
-
-    Parameters
-    ----------
-    beta
-        Share of RegMean in round 1; 1 is the paper's merge, 0 the mean of the aligned stations.
-    beta_end
-        Share in the last round, reached in equal steps; -1 keeps ``beta`` throughout.
-    every
-        Merge by RegMean in every n-th round and in the last, average in between; no Gram is sent
-        in a round that needs none.
-    momentum
-        Of the server: what is sent out moves by ``v <- momentum v + (new - previous)``.
-    pool_variances
-        Merge BatchNorm's variances as those of all stations' data together, not by their mean.
     """
 
     needs_grams: ClassVar[bool] = True
+    merges_apart: ClassVar[bool] = True
     fot: ClassVar[bool] = True
     regmean: ClassVar[bool] = True
 
-    beta: float = 1.0
-    beta_end: float = -1.0
-    every: int = 1
-    momentum: float = 0.0
-    pool_variances: bool = False
+    broadcast: Literal["auto", "merged", "average"] = option(
+        "auto",
+        "model that the stations train next: merged is the published model, average the mean of "
+        "the aligned stations, auto this mean unless alignment moved a channel",
+        setting=True,
+    )
+    reference: Literal["first", "previous", "medoid"] = option(
+        "first",
+        "channel order that all stations take: the first station's, that of the last global "
+        "model, or that of the station closest to all others",
+        setting=True,
+    )
+    ot_solver: Literal["sinkhorn", "exact"] = option(
+        "sinkhorn", "assign channels by the entropic plan, or by the cost itself", setting=True
+    )
+    ot_scope: Literal["conv", "all"] = option(
+        "conv", "align outputs of convolutions, or also hidden units of Linear", setting=True
+    )
+    ot_reg: float = option(
+        0.05, "entropic regularisation of the transport plan", setting=True, gt=0
+    )
+    ot_iterations: int = option(25, "iterations of Sinkhorn's algorithm", setting=True, ge=1)
+    ot_margin: float = option(
+        0.0, "relative gain a permutation must bring", setting=True, ge=0, lt=1
+    )
+    ridge: float = option(
+        1e-6, "ridge of RegMean, relative to the mean diagonal", setting=True, ge=0
+    )
+    ridge_scale: Literal["mean", "feature"] = option(
+        "mean", "scale of the ridge: the mean diagonal, or each feature's own entry"
+    )
+    regmean_weights: Literal["clients", "examples"] = option(
+        "clients", "number that weighs a station's Gram in RegMean", setting=True
+    )
+    beta: float = option(
+        1.0,
+        "share of RegMean in round 1; 1 is the paper's merge, 0 the mean of the aligned stations",
+        ge=0,
+        le=1,
+    )
+    beta_end: float = option(
+        -1.0,
+        "share of RegMean in the last round, reached in equal steps; -1 keeps beta throughout",
+        ge=-1,
+        le=1,
+    )
+    every: int = option(
+        1,
+        "merge by RegMean in every n-th round and in the last, average in between; no Gram is "
+        "sent in a round that needs none",
+        ge=1,
+    )
+    momentum: float = option(
+        0.0,
+        "momentum of the server: the sent model moves by v <- momentum v + (new - previous)",
+        ge=0,
+        lt=1,
+    )
+    pool_variances: bool = option(
+        False,
+        "merge BatchNorm's variances as those of all stations' data together, not by their mean",
+    )
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
-        if not 0 <= self.beta <= 1 or not (self.beta_end == -1 or 0 <= self.beta_end <= 1):
-            raise ValueError(
-                f"beta and beta_end must lie in [0, 1], got {self.beta} and {self.beta_end}"
-            )
-        if self.every < 1 or not 0 <= self.momentum < 1:
-            raise ValueError(
-                f"every must be at least 1 and momentum in [0, 1), got {self.every} and "
-                f"{self.momentum}"
-            )
+        """Check the conditions that bounds on single parameters cannot express."""
+        if -1 < self.beta_end < 0:
+            raise ValueError(f"beta_end must be -1 or lie in [0, 1], got {self.beta_end}")
         if not self.regmean and (self.beta, self.beta_end, self.every) != (1.0, -1.0, 1):
             raise ValueError(
                 "beta, beta_end and every are about RegMean, which this rule leaves out"
@@ -73,32 +111,23 @@ class HFedATM(Rule):
         self._start: State = {}
 
     def wants_grams(self, round: int, rounds: int) -> bool:
-        """Return whether RegMean takes part in this round's model."""
+        """Return whether RegMean contributes to this round's model."""
         return self.needs_grams and (round % self.every == 0 or round == rounds)
 
     def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
-        """Align and merge with the options of the settings."""
-        s = situation.settings
-        merged = merge(
-            updates,
-            situation.graph,
-            fot=self.fot,
-            regmean=self.regmean and self.wants_grams(situation.round, s.rounds),
-            reference=s.reference,
-            previous=situation.previous,
-            solver=s.ot_solver,
-            scope=s.ot_scope,
-            reg=s.ot_reg,
-            iterations=s.ot_iterations,
-            margin=s.ot_margin,
-            ridge=s.ridge,
-            coefficients=s.regmean_weights,
-            pool_variances=self.pool_variances,
-        )
+        """Align and merge, stations that did not share a start by the Grams of all layers."""
+        solving = self.regmean and self.wants_grams(situation.round, situation.settings.rounds)
+        if solving and measures_all(situation.settings, situation.round):
+            merged = merge_apart(
+                updates, situation.graph, coefficients=self.regmean_weights, ridge=self.ridge
+            )
+        else:
+            merged = self._merge_related(updates, situation, solving)
         beta = self._share(situation)
         if beta != 1.0:
             merged = replace(merged, state=_between(merged.average, merged.state, beta))
-        average_out = s.broadcast == "average" or (s.broadcast == "auto" and not merged.moved)
+        unmoved = self.broadcast == "auto" and not merged.moved
+        average_out = self.broadcast == "average" or unmoved
         self._start = merged.average if average_out else merged.state
         if self.momentum:
             self._start = self._moved(situation.previous, self._start)
@@ -106,8 +135,28 @@ class HFedATM(Rule):
                 merged = replace(merged, state=self._start)
         return merged
 
+    def _merge_related(
+        self, updates: Iterable[Update], situation: Situation, solving: bool
+    ) -> Merged:
+        """Align and merge as the paper does; a medoid needs all stations in memory."""
+        return merge(
+            list(updates) if self.reference == "medoid" else updates,
+            situation.graph,
+            fot=self.fot,
+            regmean=solving,
+            reference=self.reference,
+            previous=situation.previous,
+            alignment=AlignmentOptions(
+                self.ot_solver, self.ot_scope, self.ot_reg, self.ot_iterations, self.ot_margin
+            ),
+            ridge=self.ridge,
+            ridge_scale=self.ridge_scale,
+            coefficients=self.regmean_weights,
+            pool_variances=self.pool_variances,
+        )
+
     def next_start(self, merged: Merged) -> State:
-        """Return the model chosen by the setting ``broadcast``."""
+        """Return the model chosen by ``broadcast``."""
         return self._start
 
     def remember(self) -> State:
@@ -115,7 +164,7 @@ class HFedATM(Rule):
         return self._velocity
 
     def restore(self, memory: State) -> None:
-        """Take up the velocity of the server."""
+        """Restore the velocity of the server."""
         self._velocity = memory
 
     def _share(self, situation: Situation) -> float:
@@ -132,7 +181,7 @@ class HFedATM(Rule):
 
 
 def _between(one: State, other: State, share: float) -> State:
-    """Return ``one + share (other - one)``; counts, which are no numbers to mix, from ``one``."""
+    """Return ``one + share (other - one)``; integer counts are not mixed but taken from ``one``."""
     return {
         name: value.lerp(other[name], share) if value.is_floating_point() else value
         for name, value in one.items()

@@ -15,3 +15,4 @@ class HFedATMNoFOT(HFedATM):
     """RegMean in each station's own basis."""
 
     fot: ClassVar[bool] = False
+    merges_apart: ClassVar[bool] = False

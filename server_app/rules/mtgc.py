@@ -6,18 +6,18 @@ A client's step follows ``g + z_i + y_e`` instead of its gradient ``g``:
     y_e += (x_e - x)   / (H N lr)      after a global round; kept
 
 with the client's model ``x_i``, the station's ``x_e`` and the global ``x``, ``H`` local steps and
-``N`` station rounds. The client makes its ``z_i`` from its own last model and the station model it
-receives next, the station its ``y_e`` likewise: no model-sized array is sent for them but ``y_e``
-from a station to its clients.
+``N`` station rounds. A client computes its ``z_i`` from its own last model and the station model it
+receives next; a station computes its ``y_e`` likewise from the global model. The only extra
+model-sized array that travels is ``y_e``, from a station to its clients.
 
-Three things the formulas leave open:
+The formulas leave three things open:
 
 - *Weights.* Means here are weighted by the number of examples ``n``, so the corrections cancel in
   the same weights: ``sum_i n_i z_i = 0`` in a station and ``sum_e n_e y_e = 0`` over the stations,
   when all take part. With equal shares these are the plain sums.
-- *Steps.* Clients with different numbers of batches take different numbers of steps. They must
-  divide by a common one for the corrections to cancel: the weighted mean, which travels with the
-  model.
+- *Steps.* Clients with different numbers of batches take different numbers of steps. The
+  corrections cancel only if all clients divide by one common number: the weighted mean, which
+  travels with the model.
 - *Momentum.* ``H lr`` is how far ``H`` plain steps go along a constant unit gradient. With momentum
   ``m`` that distance is ``lr sum_{t<=H} (1 - m^t) / (1 - m)``, and it takes the place of ``H lr``.
 
@@ -47,7 +47,7 @@ PREFIX = "mtgc."
 def distance(lr: float, momentum: float, steps: float) -> float:
     """Return how far SGD moves in so many steps along a constant gradient of length one."""
     m = momentum
-    return lr * (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+    return float(lr * (steps - m * (1 - m**steps) / (1 - m)) / (1 - m))
 
 
 class Corrected(Wrapper):
@@ -96,7 +96,7 @@ class Corrected(Wrapper):
 
 
 class CorrectingStation(StationSide):
-    """A station that keeps ``y`` and tells its clients."""
+    """A station that keeps ``y`` and sends it to its clients."""
 
     def begin(self, task: Task, received: State, broadcast: State, memory: State) -> None:
         """Bring ``y`` up to date with the global model that has just arrived."""
@@ -145,11 +145,11 @@ class MTGC(Rule):
     station_reports: ClassVar[tuple[str, ...]] = ("path",)
 
     def __post_init__(self) -> None:
-        """Start without a path: nothing has been merged yet."""
+        """Start without a mean path: nothing has been merged yet."""
         self._memory: dict[str, Tensor] = {}
 
     def check(self, settings: Settings) -> None:
-        """Refuse what the corrections are not defined for."""
+        """Refuse settings for which the corrections are not defined."""
         if settings.optimizer != "sgd":
             raise UserError(
                 f"server-rule mtgc corrects the gradients of SGD steps; optimizer is "
@@ -161,7 +161,7 @@ class MTGC(Rule):
                 raise UserError(f"server-rule mtgc needs the plain training loop: remove {key}")
 
     def check_report(self, metrics: Mapping[str, float]) -> None:
-        """Refuse steps and paths that a correction cannot be divided by."""
+        """Refuse reported steps and paths by which a correction cannot be divided."""
         for name in ("steps", "path"):
             if name in metrics and not 1e-12 <= metrics[name] <= 1e9:
                 raise ValueError(f"{name} = {metrics[name]:g} is not how far a model can go")
@@ -176,19 +176,18 @@ class MTGC(Rule):
 
     def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
         """Average, and note the mean path by which the stations divide."""
-        weights, paths = 0.0, 0.0
+        weighed: list[tuple[int, float]] = []
 
-        def counted() -> Iterator[Update]:
-            nonlocal weights, paths
+        def noted() -> Iterator[Update]:
             for update in updates:
-                weights += update.num_examples
-                paths += update.num_examples * update.metrics["path"]
+                weighed.append((update.num_examples, update.metrics["path"]))
                 yield update
                 del update
 
-        merged = merge(counted(), fot=False, regmean=False)
+        merged = merge(noted(), fot=False, regmean=False)
+        path = sum(n * path for n, path in weighed) / sum(n for n, _ in weighed)
         self._memory = {
-            "path": torch.tensor(paths / weights, dtype=torch.float64),
+            "path": torch.tensor(path, dtype=torch.float64),
             "round": torch.tensor(situation.round),
         }
         return merged
@@ -202,5 +201,5 @@ class MTGC(Rule):
         return self._memory
 
     def restore(self, memory: State) -> None:
-        """Take up the mean path."""
+        """Restore the mean path."""
         self._memory = memory

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -9,21 +10,26 @@ from hypothesis import given as for_all
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from hfedatm.base.building import build_rule
+from hfedatm.base.describing import describe
+from hfedatm.base.options import parse_params
+from hfedatm.base.presets import load_presets
 from hfedatm.base.records import Task
-from hfedatm.base.settings import (
-    Settings,
-    SettingsError,
-    describe,
-    keys,
-    load_presets,
-    parse_params,
-    resolve,
-    validate,
-)
+from hfedatm.base.resolving import all_keys, as_config, resolve, validate
+from hfedatm.base.rule_keys import rule_keys
+from hfedatm.base.settings import Settings, SettingsError
 
 ROOT = Path(__file__).resolve().parents[3]
+SPEC = spec_from_file_location("write_pyproject", ROOT / "tools/write_pyproject.py")
+write_pyproject = module_from_spec(SPEC)
+SPEC.loader.exec_module(write_pyproject)
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-SCHEMA = Settings.model_json_schema(by_alias=True)["properties"]
+SCHEMA = {
+    key: entry
+    for model in (Settings, rule_keys())
+    for key, entry in model.model_json_schema(by_alias=True)["properties"].items()
+    if key != "rule-keys"
+}
 
 
 def wrong_values():
@@ -75,7 +81,7 @@ def test_a_wrong_value_is_refused_with_key_given_and_allowed(key, value, allowed
 def test_every_key_with_a_limit_is_among_those_tests():
     tried = {key for key, _, _ in wrong_values()}
     free = {key for key, entry in SCHEMA.items() if entry["type"] == "string"} - tried
-    assert tried | free == set(keys())
+    assert tried | free == set(all_keys())
     assert len(tried) > 40
 
 
@@ -142,7 +148,8 @@ class TestPresets:
             "sgd", 0.01, 0.0, 0.0,
         )  # fmt: skip
         assert (paper.batch_size, paper.schedule, paper.alpha) == (32, "cosine", 0.75)
-        assert (paper.ot_solver, paper.ot_reg, paper.ot_iterations) == ("sinkhorn", 0.05, 25)
+        rule = build_rule(paper)
+        assert (rule.ot_solver, rule.ot_reg, rule.ot_iterations) == ("sinkhorn", 0.05, 25)
         text = resolve({"preset": "amazon-roberta-base"})
         assert (text.optimizer, text.lr, text.momentum, text.weight_decay) == (
             "adamw", 3e-5, 0.9, 1e-2,
@@ -165,28 +172,21 @@ def flat(table, prefix=""):
 
 
 class TestPyproject:
+    def test_what_settings_and_dependencies_determine_is_not_stale(self):
+        text = (ROOT / "pyproject.toml").read_text()
+        assert write_pyproject.up_to_date(text) == text, "stale: run make pyproject"
+
+    def test_a_new_setting_and_a_new_dependency_would_be_noticed(self):
+        text = (ROOT / "pyproject.toml").read_text()
+        older = re.sub(r'^ot-scope = "" +# .*\n', "", text, flags=re.MULTILINE)
+        older = older.replace("    \"scipy; sys_platform == 'never'\",\n", "")
+        assert len(older) < len(text) - 60
+        assert write_pyproject.up_to_date(older) == text
+
     def test_the_flower_app_lists_exactly_the_settings_and_gives_none(self):
         listed = dict(flat(PYPROJECT["tool"]["flwr"]["app"]["config"]))
-        assert list(listed) == keys()
+        assert list(listed) == all_keys()
         assert set(listed.values()) == {""}
-
-    def test_the_comments_show_the_defaults(self):
-        text = (ROOT / "pyproject.toml").read_text()
-        for row in describe():
-            [shown] = re.findall(rf'^{re.escape(row["key"])} = "" +# (.*)$', text, re.MULTILINE)
-            assert shown.split(", ")[0] == repr(row["default"]), row["key"]
-
-    def test_flower_installs_none_of_the_dependencies_again(self):
-        names = [
-            re.match(r"[A-Za-z0-9._-]+", text)[0] for text in PYPROJECT["project"]["dependencies"]
-        ]
-        overridden = [
-            text.partition(";")[0].strip()
-            for text in PYPROJECT["tool"]["uv"]["override-dependencies"]
-        ]
-        assert overridden == names
-        for text in PYPROJECT["tool"]["uv"]["override-dependencies"]:
-            assert text.endswith("; sys_platform == 'never'")
 
     def test_the_app_ships_what_it_needs(self):
         included = PYPROJECT["tool"]["flwr"]["app"]["fab-include"]
@@ -204,6 +204,9 @@ class TestPyproject:
             "optimizer": st.sampled_from(["sgd", "adamw"]),
             "client-params": st.sampled_from(["", "mu=0.3"]),
             "seed": st.integers(0, 2**63 - 1),
+            "ot-solver": st.sampled_from(["sinkhorn", "exact"]),
+            "ot-reg": st.floats(1e-9, 10),
+            "rule-params": st.sampled_from(["", "beta=0.5", "ot-margin=0.25"]),
         }
     )
 )
@@ -211,7 +214,8 @@ class TestPyproject:
 def test_settings_survive_the_way_to_a_node_and_the_disk(given):
     made = resolve(given)
     assert Task.from_record(Task("train", made, round=1).to_record()).settings == made
-    assert validate(made.as_config()) == made
+    assert validate(as_config(made)) == made
+    assert build_rule(made).ot_reg == as_config(made)["ot-reg"] == given["ot-reg"]
 
 
 def test_settings_cannot_be_changed():
@@ -234,8 +238,21 @@ def test_parameters_are_parsed(text, expected):
     assert [type(v) for v in parse_params(text).values()] == [type(v) for v in expected.values()]
 
 
-def test_describe_has_a_row_for_every_key():
+def test_describe_has_a_row_with_a_meaning_for_every_key():
     rows = {row["key"]: row for row in describe()}
-    assert list(rows) == keys()
+    assert [key for key in rows if not key.startswith("rule-params=")] == all_keys()
+    assert not [key for key, row in rows.items() if not row["meaning"]]
     assert rows["lr"]["allowed"] == "number, > 0"
     assert rows["optimizer"]["allowed"] == "sgd | adamw"
+    assert rows["lr"]["rules"] == []
+    assert rows["ot-margin"]["allowed"] == "number, >= 0, < 1"
+    assert rows["rule-params=beta"]["rules"] == ["hfedatm", "hfedatm-no-fot", "hfedatm-no-regmean"]
+
+
+def test_names_that_moved_are_found_with_a_notice():
+    import hfedatm.base.settings as old
+
+    with pytest.warns(DeprecationWarning, match="hfedatm.base.resolving"):
+        assert old.resolve is resolve
+    with pytest.raises(AttributeError, match="nothing"):
+        old.nothing  # noqa: B018
