@@ -1,4 +1,4 @@
-"""Compare runs: which settings differ, who is better, and how sure one can be of it."""
+"""Compare runs: which settings differ, which run is better, and how certain that is."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from typing import Any
 
 from scipy import stats
 
+from hfedatm.base.resolving import as_config
 from hfedatm.base.settings import Settings
 from hfedatm.runs import Run
 from server_app.scores import summarise
 
 NOT_COMPARED = {"seed", "run-name", "output", "resume", "diagnostics", "track", "threads", "device"}
-"""Settings that do not make two runs different experiments."""
+"""Settings in which two runs of the same experiment may differ."""
+
+MOST_NUMBERS = 40
+"""Most plugged-in numbers that are compared."""
 
 Score = Callable[[Run], float | None]
 
@@ -33,7 +37,7 @@ class Estimate:
 
     @property
     def half_width(self) -> float | None:
-        """Half the interval's width; unknown from one run."""
+        """Half the interval's width; unknown for a single run."""
         n = len(self.values)
         if n < 2:
             return None
@@ -57,9 +61,9 @@ class Group:
 def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """Return the settings in which the runs differ, with each run's value.
 
-    A run older than a setting ran as that setting's default does.
+    A run that is older than a setting counts as having that setting's default.
     """
-    defaults = Settings().as_config()
+    defaults = as_config(Settings())
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     table = {key: [run.settings.get(key, defaults.get(key)) for run in runs] for key in keys}
     hidden = NOT_COMPARED - {"seed"}
@@ -71,7 +75,7 @@ def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def group(runs: Sequence[Run]) -> list[Group]:
-    """Put runs that differ only in the seed together, labelled by what sets them apart."""
+    """Group runs that differ only in the seed; a group's label names the settings that differ."""
     table = differing(runs)
     different = [key for key in table if key != "seed"]
     found: dict[tuple[str, ...], list[Run]] = {}
@@ -85,22 +89,25 @@ def group(runs: Sequence[Run]) -> list[Group]:
 
 
 def scores(runs: Sequence[Run]) -> dict[str, Score]:
-    """Return what runs are compared by: name -> function of a run."""
+    """Return the scores that are compared: name -> function of a run."""
     found: dict[str, Score] = {
         "unseen, best by source": lambda run: _of(run, "best_by_source", "unseen_accuracy"),
         "unseen, last round": lambda run: _of(run, "last", "unseen_accuracy"),
         "source, last round": lambda run: _of(run, "last", "source_accuracy"),
     }
-    domains = {
-        d for run in runs for r in run.rounds for d in r.get("source", {}).get("domains", {})
-    }
-    for domain in sorted(domains):
+    for domain in sorted({domain for run in runs for domain in run.domains}):
         found[f"source {domain}, last round"] = _domain(domain)
     return found
 
 
+def numbers(runs: Sequence[Run]) -> dict[str, Score]:
+    """Return the plugged-in numbers of the last round; it is unknown whether more is better."""
+    names = sorted({name for run in runs for name in run.numbers})[:MOST_NUMBERS]
+    return {f"{name}, last round": _number(name) for name in names}
+
+
 def p_value(a: Group, b: Group, score: Score) -> float | None:
-    """Return how likely so large a difference is by chance.
+    """Return the probability of so large a difference by chance.
 
     Runs are paired by seed when both groups have the same seeds (paired t-test), else compared by
     Welch's t-test; None with fewer than two runs on a side.
@@ -128,9 +135,13 @@ def _of(run: Run, model: str, key: str) -> float | None:
     return None if value is None else float(value)
 
 
+def _number(name: str) -> Score:
+    return lambda run: run.rounds[-1].numbers.get(name) if run.rounds else None
+
+
 def _domain(domain: str) -> Score:
     def score(run: Run) -> float | None:
-        points = run.curve("source", "domains", domain, "accuracy")
+        points = run.domain_curve(domain)
         return points[-1][1] if points else None
 
     return score

@@ -1,4 +1,4 @@
-"""What happens after each round: evaluate on the unseen domain, keep everything, say one line."""
+"""The end of each round: evaluate on the unseen domain, save everything, print one line."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from hfedatm.base.batches import Batches
 from hfedatm.base.building import pick_device, target_domain
 from hfedatm.base.errors import UserError
 from hfedatm.base.evaluation import evaluate
+from hfedatm.base.metric_sums import values
 from hfedatm.base.records import record_to_state
 from hfedatm.base.results import RunFolder
+from hfedatm.base.round_record import Unseen
 from hfedatm.base.seeding import seed_torch
 from hfedatm.base.text import printable
 from hfedatm_core.data import DomainData
@@ -29,7 +31,7 @@ log = logging.getLogger("hfedatm")
 
 
 class AfterRound:
-    """Called by Flower after every round with the model as it then is."""
+    """Flower calls this after every round with the current model."""
 
     def __init__(
         self, folder: RunFolder, strategy: HFedATMStrategy, model: nn.Module, data: DomainData
@@ -43,50 +45,51 @@ class AfterRound:
         self._started = time.perf_counter()
 
     def __call__(self, number: int, arrays: ArrayRecord) -> None:
-        """Finish a round; Flower also calls before the first one, when there is nothing to keep."""
+        """Finish a round; Flower also calls this before round 1, when there is nothing to save."""
         if number == 0:
             return
         settings, record = self._folder.settings, self._strategy.record
-        if "source" in record or not settings.validation_fraction:
-            record["unseen"] = self._evaluate(arrays)
+        due = record.source or not settings.validation_fraction
+        unseen = self._evaluate(arrays, record.round) if due else None
         now = time.perf_counter()
-        record["seconds"], self._started = now - self._started, now
-        self._folder.save_round(record, record_to_state(arrays), self._strategy.remember())
+        record = record.but(unseen=unseen, seconds=now - self._started)
+        self._started = now
+        remembered = self._strategy.memory.remember(record.round)
+        self._folder.save_round(record, record_to_state(arrays), remembered)
         self._trackers.log(record)
         log.info(round_line(record, settings))
-        for failure in record["failures"]:
-            log.warning(
-                "  left out: %s: %s", printable(failure["node"]), printable(failure["reason"])
-            )
-        for cut in record["cuts"]:
-            log.warning("  cut back: %s: %s", printable(cut["node"]), printable(cut["reason"]))
+        for what, some in (("left out", record.failures), ("cut back", record.cuts)):
+            for one in some:
+                log.warning("  %s: %s: %s", what, printable(one.node), printable(one.reason))
+        if record.round == 1 and not record.stations.answered:
+            self.finish()  # what keeps all stations from answering will do so in every round
 
     def finish(self) -> dict[str, Any]:
-        """Write and say the outcome; a run in which no round changed the model has failed."""
+        """Write and print the outcome; a run in which no round changed the model has failed."""
         rounds = self._folder.rounds()
         summary = summarise(rounds)
         self._folder.finish(summary)
         self._trackers.finish(summary)
         log.info(outcome(summary, rounds, self._folder.path))
-        if rounds and all("kept" in record for record in rounds):
-            first = rounds[0]["failures"][0]
-            raise UserError(
-                f"no round changed the model; round 1: {rounds[0]['kept']}; first failure: "
-                f"{first['node']}: {first['reason']}"
-            )
+        if rounds and all(record.kept for record in rounds):
+            why = f"no round changed the model; round 1: {rounds[0].kept}"
+            for first in rounds[0].failures[:1]:
+                why += f"; first failure: {first.node}: {first.reason}"
+            raise UserError(why)
         return summary
 
-    def _evaluate(self, arrays: ArrayRecord) -> dict[str, Any]:
+    def _evaluate(self, arrays: ArrayRecord, number: int) -> Unseen:
         self._model.load_state_dict(record_to_state(arrays))
         seed_torch(self._folder.settings.seed, self._device)
-        result = evaluate(self._model.to(self._device), self._unseen)
+        metrics = self._strategy.metrics
+        result = evaluate(self._model.to(self._device), self._unseen, metrics)
         if shown := self._strategy.round_diagnostics:
             mistakes = diagnostics.mistakes(self._model, self._unseen, self._spec)
-            number = self._strategy.record["round"]
             diagnostics.save(self._folder.path, number, shown.arrays | mistakes)
-        return {
-            "domain": self._target,
-            "accuracy": result["correct"] / result["num-examples"],
+        return Unseen(
+            domain=self._target,
+            accuracy=result.correct / result.examples,
             # JSON has no NaN, which is the loss of a model that has diverged
-            "loss": result["loss"] if math.isfinite(result["loss"]) else None,
-        }
+            loss=result.loss if math.isfinite(result.loss) else None,
+            **({"metrics": values(metrics, result.sums)} if metrics else {}),
+        )

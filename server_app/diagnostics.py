@@ -1,4 +1,4 @@
-"""What the report shows of a round: saved by the server for the first and the last one.
+"""Arrays that the report shows of a round; the server saves them for the first and last round.
 
 ``diagnostics/round-<n>.npz`` in the run's folder holds plain arrays (no pickles):
 
@@ -8,19 +8,21 @@
 ``merged/<group>``               the same filters of the merged model
 ``spectrum/<station>/<layer>``   eigenvalues of the Gram, largest first
 ``distance/before``, ``after``   relative distance between every two stations' weights
-``covered``                      how many weights the distances are made of, and of how many
+``covered``                      number of weights in the distances, and of all weights
 ``confusion``, ``classes``       true class x predicted class on the unseen domain; their names
-``wrong/images``, ``wrong/targets``, ``wrong/predicted``   some examples it gets wrong
+``wrong/images``, ``wrong/targets``, ``wrong/predicted``   some misclassified examples
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from hfedatm.base.batches import Batches
 from hfedatm.base.state import State
@@ -30,20 +32,20 @@ from hfedatm_files import replacing
 
 Arrays = dict[str, np.ndarray]
 
-KEPT_WEIGHTS = 4_000_000  # of all stations together: 16 MB, however large the model
+KEPT_WEIGHTS = 4_000_000  # for all stations together: 16 MB, however large the model
 SPECTRUM_LAYERS, SPECTRUM_DIM, SPECTRUM_LENGTH = 4, 1024, 256
 WRONG_EXAMPLES = 24
 
 
 class RoundDiagnostics:
-    """Look at the updates of one round as they stream by.
+    """Collects the diagnostics of one round while its updates stream by.
 
     Parameters
     ----------
     graph
         The channel groups of the network.
     stations
-        Number of stations that were asked; decides how much of each may be kept.
+        Number of stations that were asked; it decides how much of each update is kept.
     """
 
     def __init__(self, graph: ChannelGraph, stations: int) -> None:
@@ -54,7 +56,7 @@ class RoundDiagnostics:
         self.arrays: Arrays = {}
 
     def watch(self, updates: Iterable[Update]) -> Iterator[Update]:
-        """Pass the updates on, keeping a bounded part of each."""
+        """Pass the updates on, and keep a bounded part of each."""
         for update in updates:
             weights = {
                 k: v for k, v in update.state.items() if v.is_floating_point() and v.ndim > 1
@@ -66,7 +68,7 @@ class RoundDiagnostics:
             yield update
 
     def finish(self, merged: Merged) -> None:
-        """Add what is known once the round is merged, and let go of the weights."""
+        """Add the arrays that need the merged model, and release the kept weights."""
         names = list(self._kept)
         aligned = {
             name: self._graph.permute(state, merged.permutations.get(name, {}))
@@ -88,29 +90,30 @@ class RoundDiagnostics:
         self._kept.clear()
 
     def _pictures(self) -> dict[str, str]:
-        """Return the groups whose filters are pictures: kept, whole and more than one pixel."""
+        """Return the groups whose filters can be drawn: kept, whole, larger than one pixel."""
         kept = next(iter(self._kept.values()), {})
         pictures = {}
         for group in self._graph.groups:
             tensor = group.producers[0].tensor if group.producers else ""
             if tensor in kept and kept[tensor].ndim == 4 and min(kept[tensor].shape[2:]) > 1:
                 pictures[group.name] = tensor
-        return dict(list(pictures.items())[:2])  # deeper filters say little to the eye
+        return dict(list(pictures.items())[:2])  # deeper filters show little to the eye
 
 
 def spectrum(gram: Gram) -> np.ndarray:
-    """Return the largest eigenvalues of a Gram, none if they cannot be had cheaply.
+    """Return the largest eigenvalues of a Gram, or none if they cannot be computed.
 
-    Of a factored Gram they are those of the factor; the matrix is not formed.
+    Those of a factored Gram come from its factor; the matrix is not formed.
     """
     try:
         if isinstance(gram, FactorGram):
             values = torch.linalg.svdvals(gram.factor).square()
         else:
             values = torch.linalg.eigvalsh(gram.dense().double()).flip(0).clamp(min=0)
-    except torch.linalg.LinAlgError:  # a picture is not worth a run
+    except LinAlgError:  # a missing picture must not end a run
         return np.empty(0, np.float32)
-    return values[:SPECTRUM_LENGTH].float().numpy()
+    largest: np.ndarray = values[:SPECTRUM_LENGTH].float().numpy()
+    return largest
 
 
 def distances(states: list[State]) -> np.ndarray:
@@ -126,7 +129,7 @@ def distances(states: list[State]) -> np.ndarray:
 
 @torch.no_grad()
 def mistakes(model: nn.Module, unseen: Batches, spec: DataSpec) -> Arrays:
-    """Return the confusion matrix on the unseen domain, and examples it gets wrong."""
+    """Return the confusion matrix on the unseen domain, and some misclassified examples."""
     model.eval()
     classes = spec.num_classes
     predicted = torch.cat([forward(model, inputs).argmax(1).cpu() for inputs, _ in unseen])
@@ -139,7 +142,7 @@ def mistakes(model: nn.Module, unseen: Batches, spec: DataSpec) -> Arrays:
     images = unseen.domain.inputs
     if isinstance(images, Tensor) and images.ndim == 4:
         wrong = (predicted != targets).nonzero().flatten()
-        # Evenly over the domain, since the examples of a class may lie side by side.
+        # Chosen evenly over the domain, because examples of a class may lie side by side.
         step = max(1, -(-len(wrong) // WRONG_EXAMPLES))
         some = wrong[::step]
         arrays |= {
@@ -155,11 +158,11 @@ def save(folder: Path, number: int, arrays: Mapping[str, np.ndarray]) -> None:
     path = folder / "diagnostics" / f"round-{number:05d}.npz"
     path.parent.mkdir(exist_ok=True)
     with replacing(path) as part, part.open("wb") as file:
-        np.savez_compressed(file, **arrays)
+        np.savez_compressed(file, **dict[str, Any](arrays))
 
 
 def _within(weights: State, budget: int) -> State:
-    """Return the first tensors that fit, so that the kept part is the same for every station."""
+    """Return the first tensors that fit the budget: the same ones for every station."""
     kept: State = {}
     for name, tensor in weights.items():
         if tensor.numel() <= budget:
@@ -169,14 +172,14 @@ def _within(weights: State, budget: int) -> State:
 
 
 def _spread(grams: Mapping[str, Gram]) -> dict[str, Gram]:
-    """Return a few layers, evenly over the depth, whose spectrum costs little."""
+    """Return a few layers, spread evenly over the depth, whose spectrum is cheap."""
     names = [n for n, g in grams.items() if isinstance(g, FactorGram) or g.dim <= SPECTRUM_DIM]
     places = np.linspace(0, len(names) - 1, min(SPECTRUM_LAYERS, len(names))).round().astype(int)
     return {names[place]: grams[names[place]] for place in places}
 
 
 def _picture(weight: Tensor) -> np.ndarray:
-    """Return filters as pictures, the mean over the input channels unless those are colours."""
+    """Return filters as pictures: the mean over input channels, unless these are colours."""
     weight = weight.detach().float().cpu()
     picture = weight if weight.shape[1] == 3 else weight.mean(1, keepdim=True)
     return picture.numpy()

@@ -1,4 +1,4 @@
-"""What a run says: a header, one line per round, a table at the end."""
+"""The text a run prints: a header, one line per round, a table at the end."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from rich.console import Console
 from rich.table import Table
 
 from hfedatm.base.privacy_settings import statement
+from hfedatm.base.round_record import Privacy, RoundRecord, labels
 from hfedatm.base.settings import Settings
-from hfedatm.base.text import printable
+from hfedatm.base.text import names_in, number, printable
 from hfedatm_core.data import DomainData
 
 
 def header(
     settings: Settings, target: str, data: DomainData, folder: Path, done: int, grams: bool
 ) -> str:
-    """Return what is about to happen; ``grams`` tells whether clients send Gram matrices."""
+    """Return the header of a run; ``grams`` tells whether clients send Gram matrices."""
     sources = ", ".join(name for name in data.domains if name != target) or "what the sites hold"
     lines = [
         f"HFedATM: {settings.stations} stations x {settings.clients_per_station} clients, "
         f"{settings.rounds} rounds x {settings.station_rounds} station rounds x "
         f"{settings.local_epochs} epochs",
         f"  {settings.dataset}: trains on {sources}; {target} is never seen",
-        f"  {settings.model}, {settings.client_method} clients, "
+        f"  {settings.model}, trained by {settings.train_fn or settings.client_method}, "
         f"{settings.server_rule} at the server, "
         f"seed {settings.seed}",
         f"  privacy: {statement(settings, grams)}",
@@ -37,30 +38,31 @@ def header(
     return "\n".join(lines)
 
 
-def round_line(record: Mapping[str, Any], settings: Settings) -> str:
+def round_line(record: RoundRecord, settings: Settings) -> str:
     """Return the line of one round."""
-    stations, up = record["stations"], record["bytes_up"]
+    up, shown = record.bytes_up, labels(names_in(settings.show_metrics), record.numbers)
     parts = [
-        f"round {record['round']:>3}/{settings.rounds}",
-        f"stations {stations['answered']}/{stations['asked']}",
-        f"clients {record['clients']['answered']}",
-        f"loss {record['loss']:.3f}" if "loss" in record else "loss -",
-        f"source {_percent(record.get('source'))}",
-        f"unseen {_percent(record.get('unseen'))}",
-        f"moved {record.get('moved', 0)}",
-        f"up {size(up['clients'])} clients, {size(up['stations'])} stations",
-        f"{record['seconds']:.1f} s",
+        f"round {record.round:>3}/{settings.rounds}",
+        f"stations {record.stations.answered}/{record.stations.asked}",
+        f"clients {record.clients.answered}",
+        "loss -" if record.loss is None else f"loss {record.loss:.3f}",
+        *(f"{printable(label)} {number(record.numbers.get(label))}" for label in shown),
+        f"source {_percent(record.source_accuracy)}",
+        f"unseen {_percent(record.unseen_accuracy)}",
+        f"moved {record.moved or 0}",
+        f"up {size(up.clients)} clients, {size(up.stations)} stations",
+        f"{record.seconds:.1f} s",
     ]
-    if "privacy" in record:
-        parts.insert(-1, _spent(record["privacy"]))
-    if "kept" in record:
-        parts.append(f"MODEL KEPT: {printable(record['kept'])}")
-    if "taken_back" in record:
-        parts.append(f"TAKEN BACK: {printable(record['taken_back'])}")
+    if record.privacy:
+        parts.insert(-1, _spent(record.privacy))
+    if record.kept:
+        parts.append(f"MODEL KEPT: {printable(record.kept)}")
+    if record.taken_back:
+        parts.append(f"TAKEN BACK: {printable(record.taken_back)}")
     return " | ".join(parts)
 
 
-def outcome(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], folder: Path) -> str:
+def outcome(summary: Mapping[str, Any], rounds: Sequence[RoundRecord], folder: Path) -> str:
     """Return the table at the end; its last line names the results folder."""
     up = summary["bytes_up"]
     table = Table(title="Result", title_justify="left")
@@ -71,8 +73,8 @@ def outcome(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], fol
             table.add_row(
                 name,
                 str(scores["round"]),
-                _percent_of(scores["source_accuracy"]),
-                _percent_of(scores["unseen_accuracy"]),
+                _percent(scores["source_accuracy"]),
+                _percent(scores["unseen_accuracy"]),
             )
     text = io.StringIO()
     console = Console(file=text, width=100)
@@ -94,14 +96,10 @@ def size(count: float) -> str:
     raise AssertionError("unreachable")
 
 
-def _spent(privacy: Mapping[str, Any]) -> str:
-    spent = f"eps {privacy['epsilon']:.3g}"
-    return f"{spent} of {privacy['budget']:g}" if privacy["budget"] else spent
+def _spent(privacy: Privacy) -> str:
+    spent = f"eps {privacy.epsilon:.3g}"
+    return f"{spent} of {privacy.budget:g}" if privacy.budget else spent
 
 
-def _percent(scores: Mapping[str, float] | None) -> str:
-    return _percent_of(scores and scores["accuracy"])
-
-
-def _percent_of(share: float | None) -> str:
+def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import torch
+from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from torch import nn
 
 from hfedatm.base.building import (
     build_method,
+    build_metrics,
     build_model,
     build_rule,
     example_grams,
     load_data,
+    measures_all,
     target_domain,
+    trace_channels,
 )
 from hfedatm.base.records import state_to_record
 from hfedatm.base.results import RunFolder, load_weights
+from hfedatm.base.seeding import torch_turn
+from hfedatm.base.settings import Settings
 from hfedatm.contracts import Method
-from hfedatm_core import ChannelGraph
 from hfedatm_core.data import DataSpec
 from server_app.after_round import AfterRound
 from server_app.narration import header
@@ -30,7 +36,7 @@ log = logging.getLogger("hfedatm")
 
 
 def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
-    """Run all rounds that are still to do over a Grid of stations; return the summary."""
+    """Run all remaining rounds over a Grid of stations; return the summary."""
     settings = folder.settings
     data = load_data(settings)
     method = build_method(settings)
@@ -39,9 +45,9 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
     if done:
         load_weights(model, state, folder.path / "last.safetensors")
     strategy = make_strategy(folder, data.spec, method, model, done)
-    strategy.restore(remembered)
-    scores = [record["source"] for record in folder.rounds() if "source" in record]
-    strategy.resume(model.state_dict(), scores[-1] if scores else None)
+    strategy.memory.restore(remembered)
+    if scores := [record.source for record in folder.rounds() if record.source]:
+        strategy.memory.resume(model.state_dict(), scores[-1], done)
     after_round = AfterRound(folder, strategy, model, data)
     target = target_domain(settings, data)
     log.info(header(settings, target, data, folder.path, done, bool(strategy.layers)))
@@ -59,31 +65,34 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
 def make_strategy(
     folder: RunFolder, spec: DataSpec, method: Method, model: nn.Module, done: int
 ) -> HFedATMStrategy:
-    """Return the strategy of a run of which ``done`` rounds are finished."""
+    """Return the strategy of a run that has finished ``done`` rounds."""
     settings, rule = folder.settings, build_rule(folder.settings)
     grams = example_grams(settings, model, spec) if rule.needs_grams else {}
     strategy = HFedATMStrategy(
         settings,
         rule,
         method,
-        ChannelGraph.trace(model, _example(spec)),
+        trace_channels(settings, rule, model, spec),
         layers={name: gram.dim for name, gram in grams.items()},
         template=_shared_template(model, method, spec),
         done=done,
         run=folder.id,
     )
-    spent = [r["privacy"]["epsilon"] for r in folder.rounds() if "privacy" in r]
+    strategy.metrics = build_metrics(settings, spec)
+    if rule.needs_grams and measures_all(settings, 1):
+        everything = example_grams(settings, model, spec, round=1)
+        strategy.all_layers = {name: gram.dim for name, gram in everything.items()}
+    spent = [record.privacy.epsilon for record in folder.rounds() if record.privacy]
     strategy.epsilon = max(spent, default=0.0)
     if settings.station_start == "own":
-        strategy.start_of = lambda station: state_to_record(
-            build_model(settings, spec, method, station).state_dict()
-        )
+        strategy.start_of = partial(_own_start, settings, spec, method)
     return strategy
 
 
-def _example(spec: DataSpec) -> tuple[Any, ...]:
-    inputs = spec.example()
-    return tuple(inputs.values()) if isinstance(inputs, dict) else (inputs,)
+def _own_start(settings: Settings, spec: DataSpec, method: Method, station: int) -> ArrayRecord:
+    """Return the model a station starts from; called again while other stations still train."""
+    with torch_turn:
+        return state_to_record(build_model(settings, spec, method, station).state_dict())
 
 
 def _shared_template(model: nn.Module, method: Any, spec: DataSpec) -> dict[str, torch.Tensor]:

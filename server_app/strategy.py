@@ -4,43 +4,37 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from torch.linalg import LinAlgError
 
+from hfedatm.base import tracebacks
 from hfedatm.base.admission import Admission
-from hfedatm.base.plugins import calling
+from hfedatm.base.building import measures_all
+from hfedatm.base.metric_sums import HeldSums, no_sums
 from hfedatm.base.privacy_settings import is_private
-from hfedatm.base.records import (
-    Failure,
-    Task,
-    layers_to_record,
-    record_to_state,
-    state_to_record,
-)
+from hfedatm.base.records import Task, layers_to_record, record_to_state, state_to_record
+from hfedatm.base.round_record import Failure, Privacy, RoundRecord, Source
 from hfedatm.base.settings import Settings
 from hfedatm.base.state import State
-from hfedatm.base.text import printable
 from hfedatm.base.wire import Expected, NodeUpdate, checked, read_scores, read_update
 from hfedatm.contracts import Method, Rule, Situation
 from hfedatm_core import ChannelGraph, MeanAccumulator, Merged, Update
-from hfedatm_core.tensors import is_finite
+from hfedatm_core.metrics import Metric
+from server_app.asking import to_stations
+from server_app.checked_merge import NotMerged, checked_merge
 from server_app.diagnostics import RoundDiagnostics
+from server_app.memory import ServerMemory
+from server_app.round_notes import RoundNotes
 from server_app.scores import source_scores
 from server_app.undoing import Accepted, fall, sentence
 
-MOST_NOTED = 1000
-"""Failures that the record of a round lists."""
-
 
 class HFedATMStrategy(Strategy):
-    """Send the global model to the stations and merge what they return by a rule.
+    """Send the global model to the stations and merge their models by a rule.
 
     Parameters
     ----------
@@ -49,7 +43,7 @@ class HFedATMStrategy(Strategy):
     rule
         How station models become one.
     method
-        The client method; it may share something before each round.
+        The client method; it may share arrays before each round.
     graph
         Which axes of the network share a channel space.
     layers
@@ -59,7 +53,7 @@ class HFedATMStrategy(Strategy):
     done
         Rounds finished before this start; a resumed run counts on from here.
     run
-        What nodes file their memory under; no other run has it.
+        Name under which nodes store their memory; no other run has it.
     """
 
     def __init__(
@@ -75,74 +69,41 @@ class HFedATMStrategy(Strategy):
     ) -> None:
         self.settings, self.rule, self.method, self.graph = settings, rule, method, graph
         self.layers = layers if rule.needs_grams else {}
+        self.all_layers = self.layers  # of a round that `measures_all`
         self.template = template
+        self._of_rule = (*rule.reports, *rule.station_reports)
         self.done, self.run = done, run
-        self.shared: State = {}
-        self.record: dict[str, Any] = {}
+        self.memory = ServerMemory(rule)
+        self.record: RoundRecord
+        """The record of the round that was merged last, as far as it is complete."""
+        self._round, self._notes = done, RoundNotes()
         self.round_diagnostics: RoundDiagnostics | None = None
         self.start_of: Callable[[int], ArrayRecord] | None = None
-        """Model a station starts round 1 from; None: all start from the global model."""
-        self._broadcast: State = {}
+        """Model a station starts round 1 from; if None, all start from the global model."""
+        self.metrics: Mapping[str, Metric] = {}
+        """Metrics of the evaluation besides accuracy."""
         self.epsilon = 0.0
-        """The most that any client has reported as spent."""
-        self._standing: dict[str, float] = {}
-        self._accepted: Accepted | None = None
+        """The largest epsilon that any client has reported as spent."""
         self._judged = ArrayRecord()
 
     def summary(self) -> None:
         """Log nothing: the run prints its own header."""
-
-    def remember(self) -> State:
-        """Return everything but the model that a resumed run needs."""
-        standing = {name: torch.tensor(value) for name, value in self._standing.items()}
-        parts = {**self._memory(), "standing": standing}
-        if self._accepted and self._accepted.round != self.record.get("round"):
-            parts |= self._accepted.to_memory()  # of an earlier round than the model at hand
-        return {f"{part}/{n}": t for part, state in parts.items() for n, t in state.items()}
-
-    def restore(self, memory: State) -> None:
-        """Take up what `remember` returned."""
-        parts: dict[str, State] = {}
-        for key, tensor in memory.items():
-            part, _, name = key.partition("/")
-            parts.setdefault(part, {})[name] = tensor
-        self._put_back(parts)
-        self._standing = {name: float(value) for name, value in parts.get("standing", {}).items()}
-        self._accepted = Accepted.from_memory(parts)
-
-    def resume(self, model: State, source: Mapping[str, Any] | None) -> None:
-        """Go on after a round: its model, and the scores of the last one that was accepted."""
-        if source and self._accepted:
-            self._accepted = replace(self._accepted, source=source)
-        elif source:
-            self._accepted = Accepted(model, self._memory(), source, self.done)
-
-    def _memory(self) -> dict[str, State]:
-        return {"shared": self.shared, "rule": self.rule.remember(), "start": self._broadcast}
-
-    def _put_back(self, parts: Mapping[str, State]) -> None:
-        self.shared, self._broadcast = parts.get("shared", {}), parts.get("start", {})
-        self.rule.restore(parts.get("rule", {}))
 
     # --- training
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Send the global model to every station, after what the method shares beforehand."""
+        """Send the global model to every station, after the method has shared its arrays."""
         self._round = server_round + self.done
         self._started = time.perf_counter()
         wanted = self.rule.wants_grams(self._round, self.settings.rounds)
-        self._layers = self.layers if wanted else {}
-        if self._broadcast:  # the rule publishes one model and sends out another
-            arrays = state_to_record(self._broadcast)
+        self._apart = measures_all(self.settings, self._round)
+        self._layers = (self.all_layers if self._apart else self.layers) if wanted else {}
+        if self.memory.broadcast:  # the rule publishes one model and sends out another
+            arrays = state_to_record(self.memory.broadcast)
         self._reference = record_to_state(arrays)
-        self.record = {
-            "round": self._round,
-            "failures": [],
-            "cuts": [],
-            "bytes_up": {"clients": 0, "stations": 0},
-        }
+        self._notes = RoundNotes()
         shown = self.settings.diagnostics and self._round in (1, self.settings.rounds)
         self.round_diagnostics = (
             RoundDiagnostics(self.graph, self.settings.stations) if shown else None
@@ -155,69 +116,69 @@ class HFedATMStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Merge the stations' updates; too few of them leave the model as it is."""
-        stations: list[dict[str, Any]] = []
-        started, self._waited = time.perf_counter(), 0.0
-        admission = self._hold(replies, stations)
-        updates: Iterable[Update] = iter(admission)
-        if self.round_diagnostics:
-            updates = self.round_diagnostics.watch(updates)
-        if self.settings.reference == "medoid":
-            updates = list(updates)  # choosing the medoid needs all of them twice
-        rule_before, why = self.rule.remember(), ""
-        with calling("server-rule", self.settings.server_rule):
-            try:
-                merged = self.rule.merge(
-                    updates, Situation(self.settings, self.graph, self._reference, self._round)
-                )
-                _check_merged(merged, self._reference)
-            except (ValueError, ArithmeticError, LinAlgError) as error:
-                merged, why = None, printable(f"merge: {error}")
-        self._standing = admission.standing
+        started = time.perf_counter()
+        admission, waited = self._hold(replies)
+        rule_before, notes = self.rule.remember(), self._notes
+        merged, why = self._merge(iter(admission))
+        self.memory.standing = admission.standing
         for failure in admission.left_out():
-            self._note(failure)
-        self.record["cuts"] += [failure.to_dict() for failure in admission.cut_back()]
+            notes.fail(failure)
+        notes.cuts += admission.cut_back()
         admission.close()
-        clients = sum(station["num-clients"] for station in stations)
-        examples = sum(station["num-examples"] for station in stations)
-        self.record |= {
-            "stations": {"asked": self._asked, "answered": len(stations)},
-            "clients": {"answered": clients},
-            "per_station": stations,
-            "train_seconds": time.perf_counter() - self._started,
-            "merge_seconds": time.perf_counter() - started - self._waited,
-        }
-        if examples:
-            self.record["loss"] = sum(s["loss"] * s["num-examples"] for s in stations) / examples
-        if is_private(self.settings):
-            self.epsilon = max([self.epsilon, *(s.get("epsilon", 0.0) for s in stations)])
-            self.record["privacy"] = {
-                "epsilon": self.epsilon,
-                "budget": self.settings.privacy_epsilon or None,
-                "delta": self.settings.privacy_delta,
-            }
-        needed = max(1, math.ceil(self.settings.station_quorum * self._asked))
-        if merged is None or len(stations) < needed:
-            if len(stations) < needed:
-                why = f"{len(stations)} of {self._asked} stations usable, {needed} needed"
-            else:
-                self.record["failures"].append(Failure("server", why).to_dict())
-            self.record["kept"] = why
+        answered = len(notes.stations)
+        expected = max(self._asked, self.settings.stations)  # absent ones count, too
+        needed = max(1, math.ceil(self.settings.station_quorum * expected))
+        if answered < needed:
+            merged, why = None, f"{answered} of {expected} stations usable, {needed} needed"
+        elif merged is None:
+            notes.fail(Failure(node="server", reason=why))
+        now = time.perf_counter()
+        self.record = notes.record(
+            self._round,
+            expected,
+            merged,
+            own=notes.own_means(self._of_rule, self.settings.claim_factor),
+            kept=why,
+            privacy=self._spent(),
+            train_seconds=now - self._started,
+            merge_seconds=now - started - waited,
+        )
+        if merged is None:
             self.rule.restore(rule_before)
             return None, None
-        self.record["merge"] = merged.report.to_dict()
-        self.record["moved"] = merged.moved
         if self.round_diagnostics:
             self.round_diagnostics.finish(merged)
         broadcast = self.rule.next_start(merged)
-        self._broadcast = {} if broadcast is merged.state else broadcast
+        self.memory.broadcast = {} if broadcast is merged.state else broadcast
         return state_to_record(merged.state), None
 
-    def _hold(self, replies: Iterable[Message], stations: list[dict[str, Any]]) -> Admission:
-        """Check and hold all updates; who fails a check is recorded and left out."""
+    def _merge(self, updates: Iterable[Update]) -> tuple[Merged | None, str]:
+        """Return the merged model and no reason, or None and the reason."""
+        if self.round_diagnostics:
+            updates = self.round_diagnostics.watch(updates)
+        situation = Situation(self.settings, self.graph, self._reference, self._round)
+        try:
+            return checked_merge(self.rule, updates, situation), ""
+        except NotMerged as error:
+            if self._notes.stations:  # without stations, the reasons are noted elsewhere
+                tracebacks.keep("server", tracebacks.whole(error.__cause__ or error))
+            return None, str(error)
+
+    def _spent(self) -> Privacy | None:
+        """Return the largest epsilon that any client has spent so far, if privacy is on."""
+        if not is_private(self.settings):
+            return None
+        self.epsilon = max([self.epsilon, *(s.epsilon for s in self._notes.stations)])
+        budget = self.settings.privacy_epsilon or None
+        return Privacy(epsilon=self.epsilon, budget=budget, delta=self.settings.privacy_delta)
+
+    def _hold(self, replies: Iterable[Message]) -> tuple[Admission, float]:
+        """Check and hold all updates; return them and the seconds spent waiting for them."""
         expected = self._expected(
             arrays=self._reference,
             layers=self._layers,
-            needed=("loss", *self.rule.reports, *self.rule.station_reports),
+            shrunk=not self._apart,
+            needed=("loss", *self._of_rule),
             check=self.rule.check_report,
         )
         nodes: dict[str, int] = {}
@@ -226,20 +187,26 @@ class HFedATMStrategy(Strategy):
             self.settings,
             "stations",
             self._reference,
-            earlier=self._standing,
+            earlier=self.memory.standing,
             start_of=own and (lambda update: record_to_state(own(nodes[update.name]))),
         )
-        asked_at = time.perf_counter()
-        for update in checked(replies, lambda r: read_update(r, expected), "station", self._note):
-            self._waited += time.perf_counter() - asked_at
-            self._note_update(update)
-            stations.append(_summary(update))
+        waited, asked_at = 0.0, time.perf_counter()
+        for update in self._updates(replies, expected):
+            waited += time.perf_counter() - asked_at
+            self._notes.train(update)
             nodes[update.name] = update.node
             admission.add(update.as_update())
             del update
             asked_at = time.perf_counter()
-        self._waited += time.perf_counter() - asked_at
-        return admission
+        return admission, waited + time.perf_counter() - asked_at
+
+    def _updates(self, replies: Iterable[Message], expected: Expected) -> Iterator[NodeUpdate]:
+        """Yield the checked updates; a station that fails a check is noted and left out."""
+        notes = self._notes
+        for update in checked(replies, lambda r: read_update(r, expected), "station", notes.fail):
+            notes.arrive(update)
+            yield update
+            del update
 
     def _share(self, arrays: ArrayRecord, grid: Grid) -> None:
         mean = MeanAccumulator()
@@ -247,8 +214,7 @@ class HFedATMStrategy(Strategy):
         replies = grid.send_and_receive(messages, timeout=self.settings.station_timeout)
         expected = self._expected(arrays=self.template, record="shared")
         admission = Admission(self.settings, "stations", self.template, compare=False)
-        for update in checked(replies, lambda r: read_update(r, expected), "station", self._note):
-            self._note_update(update)
+        for update in self._updates(replies, expected):
             admission.add(update.as_update())
             del update
         for admitted in admission:
@@ -256,7 +222,7 @@ class HFedATMStrategy(Strategy):
             del admitted
         admission.close()
         if mean.count:
-            self.shared = self.method.blend(self.shared, mean.result())
+            self.memory.shared = self.method.blend(self.memory.shared, mean.result())
 
     # --- evaluation
 
@@ -275,38 +241,42 @@ class HFedATMStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Add up the stations' counts."""
-        expected = self._expected()
+        template, notes = no_sums(self.metrics, self.settings), self._notes
+        expected = self._expected(arrays=template, record="sums")
         evaluated: dict[str, dict[str, float]] = {}
-        answered = 0
-        for scores in checked(replies, lambda r: read_scores(r, expected), "station", self._note):
+        answered, sums = 0, HeldSums()
+        for scores in checked(replies, lambda r: read_scores(r, expected), "station", notes.fail):
             answered += 1
             for failure in scores.failures:
-                self._note(failure, scores.name)
+                notes.fail(failure, scores.name)
             if scores.examples:
                 evaluated[scores.name] = {**scores.counts, "loss-sum": scores.loss_sum}
-        before, most = self._accepted, self.settings.max_fall
-        found = source_scores(evaluated, self.settings.claim_factor) if evaluated else None
-        # A model that gives no numbers is one that most stations cannot evaluate.
+                sums.add(scores.sums)
+        before, most = self.memory.accepted, self.settings.max_fall
+        factor, found = self.settings.claim_factor, None
+        if evaluated:
+            found = source_scores(evaluated, factor, sums, self.metrics)
+        self.record = self.record.but(failures=list(notes.failures))
+        # If most stations cannot evaluate the model, it returns no finite numbers.
         if before and most and answered < self._asked / 2:
             self._take_back(before, None)
         elif before and most and found and fall(before.source, found) > most:
             self._take_back(before, found)
         elif found:
-            model = record_to_state(self._judged)
-            self._accepted = Accepted(model, self._memory(), found, self._round)
-            self.record["source"] = found
+            self.memory.accept(record_to_state(self._judged), found, self._round)
+            self.record = self.record.but(source=found)
         if found is None:
             return None
-        return MetricRecord({"accuracy": found["accuracy"], "loss": found["loss"]})
+        return MetricRecord({"accuracy": found.accuracy, "loss": found.loss or 0.0})
 
-    def _take_back(self, before: Accepted, found: Mapping[str, Any] | None) -> None:
-        """Go on from the last accepted model, as if this round had not been."""
-        self.record |= {"source": before.source, "taken_back": sentence(before.source, found)}
-        self._put_back(before.memory)
-        self._accepted = replace(before, round=self._round)
-        # Flower goes on from this record and knows no other way back.
+    def _take_back(self, before: Accepted, found: Source | None) -> None:
+        """Continue from the last accepted model, as if this round had not happened."""
+        why = sentence(before.source, found)
+        self.record = self.record.but(source=before.source, taken_back=why)
+        model = self.memory.take_back(before, self._round)
+        # Flower continues from this record and offers no other way back.
         self._judged.clear()
-        self._judged.update(state_to_record(before.model))
+        self._judged.update(state_to_record(model))
 
     # --- both
 
@@ -315,73 +285,19 @@ class HFedATMStrategy(Strategy):
     ) -> list[Message]:
         stations = sorted(grid.get_node_ids())
         self._asked = len(stations)
-        shared = self.template if kind == "prepare" else (self.shared or self.template)
+        shared = self.template if kind == "prepare" else (self.memory.shared or self.template)
         records: dict[str, Any] = {"layers": layers_to_record(self._layers)}
         if shared:
             records["shared"] = state_to_record(shared)
+        if kind == "evaluate" and (sums := no_sums(self.metrics, self.settings)):
+            records["sums"] = state_to_record(sums)
         if of_rule := self.rule.shared():
             records["rule"] = state_to_record(of_rule)
         own = self.start_of if self._round == 1 and kind != "evaluate" else None
-        return [
-            Message(
-                RecordDict(
-                    {
-                        **records,
-                        "model": own(station) if own else arrays,
-                        "task": Task(
-                            kind, self.settings, self._round, station=station, run=self.run
-                        ).to_record(),
-                    }
-                ),
-                station,
-                message_type,
-            )
-            for station in stations
-        ]
+        task = Task(kind, self.settings, self._round, run=self.run)
+        return to_stations(stations, message_type, task, records, own or (lambda _: arrays))
 
     def _expected(self, **parts: Any) -> Expected:
-        """Return what a station's reply must be made of."""
-        return Expected(
-            self.settings, "station", together=self.settings.clients_per_station, **parts
-        )
-
-    def _note_update(self, update: NodeUpdate) -> None:
-        for failure in update.failures:
-            self._note(failure, update.name)
-        for cut in update.cuts:
-            self.record["cuts"].append({"node": f"{update.name}, {cut.node}", "reason": cut.reason})
-        self.record["bytes_up"]["stations"] += update.bytes
-        self.record["bytes_up"]["clients"] += update.bytes_below
-
-    def _note(self, failure: Failure, station: str = "") -> None:
-        """Put a failure into the round's record, unless it lists as many as anybody reads."""
-        noted: list[dict[str, str]] = self.record["failures"]
-        if len(noted) > MOST_NOTED:
-            return
-        if len(noted) == MOST_NOTED:
-            failure, station = Failure("others", "more failures are not listed"), ""
-        node = f"{station}, {failure.node}" if station else failure.node
-        noted.append({"node": node, "reason": failure.reason})
-
-
-def _summary(update: NodeUpdate) -> dict[str, Any]:
-    """Return a station's line of the record; a number cannot take the place of its name."""
-    own = {"name": update.name, "bytes_up": update.bytes}
-    return {"name": update.name, **{n: v for n, v in update.metrics.items() if n not in own}, **own}
-
-
-def _check_merged(merged: Any, reference: State) -> None:
-    """Raise ``ValueError`` for a merged model that is not finite, ``TypeError`` for none at all."""
-    if not isinstance(merged, Merged):
-        raise TypeError(f"merge returned {type(merged).__name__}, not a Merged")
-    if _shapes(merged.state) != (needed := _shapes(reference)):
-        wrong = sorted(set(_shapes(merged.state).items()) ^ set(needed.items()))[0][0]
-        raise TypeError(f"merge returned a state that differs from the model in {wrong!r}")
-    for name, value in merged.state.items():
-        if not is_finite(value):
-            raise ValueError(f"{name} of the merged model is not finite")
-
-
-def _shapes(state: State) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor."""
-    return {name: tuple(value.shape) for name, value in state.items()}
+        """Return the parts that a station's reply must have."""
+        together = self.settings.clients_per_station
+        return Expected(self.settings, "station", together=together, **parts)

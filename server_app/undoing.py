@@ -1,17 +1,17 @@
-"""Take a round back that made the model much worse.
+"""Take back a round that made the model much worse.
 
-The stations say how good the model is on their clients' validation examples. If most of them find
-it much worse than the last one that was accepted, the run goes on from that one. A majority
-decides, so that no station can take rounds back, or keep them, by what it says alone.
+The stations report how good the model is on their clients' validation examples. If most of them
+find it much worse than the last accepted model, the run continues from that one. A majority
+decides, so that no single station can take rounds back, or keep them, by its report alone.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
+from hfedatm.base.round_record import Source
 from hfedatm.base.state import State
 
 _PREFIX = "accepted-"
@@ -19,18 +19,18 @@ _PREFIX = "accepted-"
 
 @dataclass(frozen=True)
 class Accepted:
-    """The last accepted model, what the server had in mind after it, and its scores."""
+    """The last accepted model, the server's memory after it, and its scores."""
 
     model: State
     memory: Mapping[str, State]
-    """By kind: what is sent out instead of the model, the rule's own, what a method shares."""
-    source: Mapping[str, Any] = field(default_factory=dict)
+    """By kind: the model that was sent out instead, the rule's state, the method's arrays."""
+    source: Source | None = None
     round: int = 0
 
     def to_memory(self) -> dict[str, State]:
-        """Return what a resumed run needs, by kind."""
+        """Return the state that a resumed run needs, by kind."""
         parts = {"model": self.model, **self.memory}
-        # Copies: a file of tensors does not take one under two names.
+        # Copies, because a file of tensors cannot hold one tensor under two names.
         return {
             _PREFIX + kind: {name: value.clone() for name, value in state.items()}
             for kind, state in parts.items()
@@ -38,25 +38,25 @@ class Accepted:
 
     @classmethod
     def from_memory(cls, memory: Mapping[str, State]) -> Accepted | None:
-        """Read it; None if there is none."""
+        """Return the accepted model in ``memory``; None if it holds none."""
         own = {k.removeprefix(_PREFIX): s for k, s in memory.items() if k.startswith(_PREFIX)}
         return cls(own.pop("model"), own) if "model" in own else None
 
 
-def fall(before: Mapping[str, Any], now: Mapping[str, Any]) -> float:
-    """Return how far source accuracy fell at the station in the middle.
+def fall(before: Source | None, now: Source) -> float:
+    """Return how far source accuracy fell at the median station.
 
-    Of an even number of stations the one that fell less of the two: more than half of them have to
-    agree that the model got worse.
+    Of an even number of stations, the smaller of the two middle falls counts: more than half of
+    the stations have to agree that the model got worse.
     """
-    earlier, later = before.get("stations", {}), now["stations"]
-    falls = [earlier[n]["accuracy"] - later[n]["accuracy"] for n in earlier if n in later]
+    earlier, later = before.stations if before else {}, now.stations
+    falls = [earlier[n].accuracy - later[n].accuracy for n in earlier if n in later]
     return statistics.median_low(falls) if falls else 0.0
 
 
-def sentence(before: Mapping[str, Any], now: Mapping[str, Any] | None) -> str:
-    """Say what happened; no scores at all are those of a model that gives no numbers."""
-    if now is None:
+def sentence(before: Source | None, now: Source | None) -> str:
+    """Say why a round is taken back; there are no scores if the model gives no finite numbers."""
+    if before is None or now is None:
         return "most stations could not evaluate the model"
-    was, became = (100 * scores["accuracy"] for scores in (before, now))
+    was, became = (100 * scores.accuracy for scores in (before, now))
     return f"source accuracy fell from {was:.1f} % to {became:.1f} %"

@@ -15,7 +15,7 @@ from hfedatm.base.trust.obeying import obey
 from hfedatm.base.trust.origin import known_origin
 from hfedatm.deploy import bridge
 
-# The spool keeps the answers to a station's jobs.
+# The spool stores the answers to a station's jobs.
 client = ClientApp(mods=[partial(known_origin, keep=False), by_parcel, obey])
 server = ServerApp()
 
@@ -32,33 +32,40 @@ def identify(message: Message, context: Context) -> RecordDict:
 @client.evaluate()
 @answering
 def hand_over(message: Message, context: Context) -> RecordDict:
-    """Have the station run do what the server asks for."""
+    """Hand the server's task to the station run and return its answer."""
     return bridge.answer(message, context)
 
 
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
-    """Do the jobs that come through the spool, with whichever clients are connected."""
+    """Do the jobs that arrive in the spool, with the clients that are connected."""
     from pathlib import Path
 
     from hfedatm.base.handover import service
     from hfedatm.base.handover.spool import Spool
-    from hfedatm.base.records import Task
-    from hfedatm.runtime.roster import LiveGrid, Roster
-    from station_app.station import run_station  # late: the other face is to start quickly
 
-    roster = Roster(grid)
-    clients = LiveGrid(grid, roster)
-    waited = False
-
-    def work(content: RecordDict) -> RecordDict:
-        nonlocal waited
-        if not waited:  # all start at once: the first job may come before the last client
-            settings = Task.from_record(content["task"]).settings
-            roster.wait_for(settings.clients_per_station, settings.join_timeout)
-            waited = True
-        clients.begin_job()
-        return run_station(clients, content)
-
+    work = _Work(grid)
     spool = Spool(Path(str(context.run_config["spool"])))
     service.serve(spool, lambda job: service.do(job, work))
+
+
+class _Work:
+    """A station's work on a job: its clients do the job."""
+
+    def __init__(self, grid: Grid) -> None:
+        from hfedatm.runtime.roster import LiveGrid, Roster
+
+        self._roster = Roster(grid)
+        self._clients = LiveGrid(grid, self._roster)
+        self._complete = False
+
+    def __call__(self, content: RecordDict) -> RecordDict:
+        from hfedatm.base.records import Task
+        from station_app.station import run_station  # late: the client side must start fast
+
+        if not self._complete:  # nodes start together: the first job may precede the last client
+            settings = Task.from_record(content["task"]).settings
+            self._roster.wait_for(settings.clients_per_station, settings.join_timeout)
+            self._complete = True
+        self._clients.begin_job()
+        return run_station(self._clients, content)

@@ -1,9 +1,9 @@
-"""Secure aggregation, the station's side: from messages to one reply that is all clients' mean.
+"""Secure aggregation, the station's side: turn the clients' messages into one mean reply.
 
 The station passes keys and encrypted shares on, adds up masked vectors as they arrive, and learns
-nothing but their sum. Clients may drop out or lie at any stage; whoever is left, at least
-``secure-threshold`` of those asked, is enough to take the masks off. What a client's vector is made
-of follows from what the station waits for, and not from what a client says.
+nothing but their sum. Clients may drop out or lie at any stage; the clients that remain can remove
+the masks if they are at least the share ``secure-threshold`` of those asked. The layout of a
+client's vector follows from what the station expects, not from what the client says.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from hfedatm_core.secagg.messages import dump
 Take = Callable[[int, RecordDict], None]
 
 _PER_CLIENT = 512
-"""Bytes that a stage's message may have for each client, beside the masked vector."""
+"""Bytes that a stage's message may take per client, in addition to the masked vector."""
 
 
 def gather_securely(
     grid: Grid, messages: Iterable[Message], expected: Expected
 ) -> Iterator[Message]:
-    """Send messages; yield one reply that stands for all survivors, and an error for each other."""
+    """Send messages; yield one reply for all survivors, and an error for every other client."""
     asked = {message.metadata.dst_node_id: message for message in messages}
     total = _SecureSum(grid, asked, expected)
     content: RecordDict | None = None
@@ -78,7 +78,7 @@ class _SecureSum:
         self._stage([self._asked[client] for client in self.present], self._take_keys)
         layout = self._agreed_layout()
         threshold = secure_threshold(self._expected.settings, len(self._asked))
-        task = Task.from_record(next(iter(self._asked.values())).content["task"])  # type: ignore[arg-type]
+        task = Task.from_record(next(iter(self._asked.values())).content["task"])
         total = Aggregator(
             self._session,
             layout.size,
@@ -93,7 +93,7 @@ class _SecureSum:
         chosen = total.participants()
         self._leave_out(total.refused)
         self._ask("mask", lambda _: dump(participants=chosen), self._add_to(total))
-        # A client that goes now has delivered already: it stays in the sum.
+        # A client that drops out from here on has already sent its vector: it stays in the sum.
         survivors = total.survivors()
         lost = dict(self.lost)
         self._ask("sign", lambda _: dump(survivors=survivors), _message_to(total.signed))
@@ -109,12 +109,12 @@ class _SecureSum:
         if layout.digest != digest:
             raise BadReply("its reply is made of other parts than the model that was sent")
         clear = read_metrics(content)
-        self._keys[client] = content["keys"]["message"]  # type: ignore[index]
+        self._keys[client] = content["keys"]["message"]
         self._metrics[client] = {name: clear[name] for name in IN_THE_CLEAR if name in clear}
         self._layouts[client] = layout
 
     def _agreed_layout(self) -> ReplyLayout:
-        """Return the layout of most; they can differ in which layers share a Gram, no further."""
+        """Return the most common layout; layouts differ only in which layers share a Gram."""
         counts = Counter(self._layouts[client] for client in self.present)
         if not counts:
             raise SecureAggregationError("no client has anything to add up")
@@ -129,7 +129,7 @@ class _SecureSum:
         return agreed
 
     def _each(self, take: Callable[[int, object], None]) -> None:
-        """Hand over the keys; whose are refused is out."""
+        """Hand over the clients' keys; a client whose keys are refused is excluded."""
         for client in self.present:
             try:
                 take(client, self._keys[client])
@@ -179,7 +179,7 @@ class _SecureSum:
         self._stage(messages, take)
 
     def _stage(self, messages: list[Message], take: Take) -> None:
-        """Send the messages of a stage; who does not answer as it should is out of the later."""
+        """Send the messages of a stage; a client that misbehaves is excluded from later stages."""
         settings = self._expected.settings
         vectors = max((layout.size for layout in self._layouts.values()), default=0)
         most = lowered(ALLOWANCE + 8 * vectors + _PER_CLIENT * len(self._asked), settings)
@@ -197,6 +197,6 @@ class _SecureSum:
 
 def _message_to(receive: Callable[[int, object], None]) -> Take:
     def take(client: int, content: RecordDict) -> None:
-        receive(client, content["secure"]["message"])  # type: ignore[index]
+        receive(client, content["secure"]["message"])
 
     return take

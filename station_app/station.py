@@ -1,16 +1,17 @@
 """A station's job: content from the server in, content for the server out.
 
-``run_station`` needs only a Grid that shows exactly this station's clients, so it is the same in a
-simulation, in one process and on a station's own machine.
+``run_station`` needs only a Grid that shows exactly this station's clients, so the same code runs
+in a simulation, in one process and on a station's own machine.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from hfedatm.base.building import build_method, build_rule
@@ -18,34 +19,34 @@ from hfedatm.base.memory import NodeMemory
 from hfedatm.base.privacy_settings import is_private
 from hfedatm.base.records import (
     Task,
-    failures_to_record,
     find_record,
     grams_to_record,
+    need_record,
     record_to_layers,
     record_to_state,
     state_to_record,
 )
 from hfedatm.base.wire import Expected
+from station_app.result import StationResult
 from station_app.secure import gather_securely
 from station_app.strategy import StationStrategy
 
 
 def run_station(grid: Grid, content: RecordDict) -> RecordDict:
-    """Do what the server's task asks for, with this station's clients."""
+    """Do the server's task with this station's clients."""
     task = Task.from_record(content["task"])
     started = time.perf_counter()
-    reply = _JOBS[task.kind](grid, content, task)
-    reply["metrics"]["seconds"] = time.perf_counter() - started
-    return reply
+    result = _JOBS[task.kind](grid, content, task)
+    return result.to_content(seconds=time.perf_counter() - started)
 
 
-def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
+def _train(grid: Grid, content: RecordDict, task: Task) -> StationResult:
     shared = find_record(content, "shared", ArrayRecord)
     if build_method(task.settings).sharing == "station":
         shared = _share_in_station(grid, content, task)
-    layers = record_to_layers(content["layers"])
+    layers = record_to_layers(need_record(content, "layers", ConfigRecord))
     strategy = StationStrategy(task, layers, shared, build_rule(task.settings))
-    arrays = content["model"]
+    arrays = need_record(content, "model", ArrayRecord)
     memory = NodeMemory(task.run, f"station-{task.station}-rule")
     strategy.station_rule.begin(
         task,
@@ -59,84 +60,78 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
     for station_round in range(1, task.settings.station_rounds + 1):
         messages = strategy.configure_train(station_round, arrays, ConfigRecord(), grid)
         replies = _ask(grid, messages, strategy.expected_update(station_round))
-        arrays, metrics = strategy.aggregate_train(station_round, replies)
+        arrays, means = strategy.aggregate_train(station_round, replies)
     if layers and task.settings.gram_model == "station":
         messages = strategy.configure_measure(arrays, grid)
         replies = _ask(grid, messages, strategy.expected_grams())
         strategy.aggregate_measure(replies)
-    metrics.update(
-        {
-            "num-examples": strategy.num_examples,
-            "num-clients": strategy.num_clients,
-            "bytes-up": strategy.bytes_up,
-            "gram-bytes-up": strategy.gram_bytes_up,
-            "gram-seconds": strategy.gram_seconds,
-            **strategy.station_rule.metrics(),
-        }
-    )
-    if is_private(task.settings):
-        metrics["epsilon"] = strategy.epsilon
     if kept := strategy.station_rule.remember():
         memory.save((task.round, 0), kept)
     if strategy.standing:
         values = {name: torch.tensor(value) for name, value in strategy.standing.items()}
         standing.save((task.round, 0), values)
-    reply = RecordDict(
-        {
-            "model": arrays,
-            "metrics": metrics,
-            "failures": failures_to_record(strategy.failures),
-            "cuts": failures_to_record(strategy.cuts),
-        }
-    )
-    if layers:
-        reply["grams"] = grams_to_record(strategy.grams, task.settings.gram_dtype)
-    return reply
+    return _trained(strategy, arrays, means)
+
+
+def _trained(
+    strategy: StationStrategy, model: ArrayRecord, means: Mapping[str, Any]
+) -> StationResult:
+    """Return the model and Grams of the last station round, with the numbers of all of them."""
+    settings, arrays = strategy.settings, {"model": model}
+    if strategy.layers:
+        arrays["grams"] = grams_to_record(strategy.grams, settings.gram_dtype)
+    metrics = {
+        **means,
+        "num-examples": strategy.num_examples,
+        "num-clients": strategy.num_clients,
+        "bytes-up": strategy.bytes_up,
+        "gram-bytes-up": strategy.gram_bytes_up,
+        "gram-seconds": strategy.gram_seconds,
+        **strategy.station_rule.metrics(),
+    }
+    if is_private(settings):
+        metrics["epsilon"] = strategy.epsilon
+    return StationResult(metrics, arrays, strategy.failures, strategy.cuts)
 
 
 def _ask(grid: Grid, messages: list[Message], expected: Expected) -> Iterable[Message]:
-    """Return the clients' replies: each, or with secure aggregation their mean alone."""
+    """Return the clients' replies one by one or, with secure aggregation, only their mean."""
     if expected.secure:
         return gather_securely(grid, messages, expected)
     return grid.send_and_receive(messages, timeout=expected.settings.client_timeout)
 
 
-def _prepare(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
+def _prepare(grid: Grid, content: RecordDict, task: Task) -> StationResult:
     strategy = StationStrategy(task)
-    messages = strategy.configure_prepare(content["model"], grid)
-    template = record_to_state(content["shared"])
+    messages = strategy.configure_prepare(need_record(content, "model", ArrayRecord), grid)
+    template = record_to_state(need_record(content, "shared", ArrayRecord))
     replies = _ask(grid, messages, strategy.expected_shared(template))
     mean = strategy.aggregate_prepare(replies, template)
-    return RecordDict(
-        {
-            "shared": state_to_record(mean),
-            "metrics": MetricRecord(
-                {"num-examples": strategy.num_examples, "bytes-up": strategy.bytes_up}
-            ),
-            "failures": failures_to_record(strategy.failures),
-        }
-    )
+    metrics = {"num-examples": strategy.num_examples, "bytes-up": strategy.bytes_up}
+    return StationResult(metrics, {"shared": state_to_record(mean)}, strategy.failures)
 
 
 def _share_in_station(grid: Grid, content: RecordDict, task: Task) -> ArrayRecord:
-    """Average what the method shares over this station alone, and keep it for the next round."""
+    """Average the method's shared arrays over this station alone; keep them for the next round."""
     memory = NodeMemory(task.run, f"station-{task.station}")
-    mean = record_to_state(_prepare(grid, content, task)["shared"])
+    mean = record_to_state(_prepare(grid, content, task).arrays["shared"])
     blended = build_method(task.settings).blend(memory.load(before=(task.round, 0)), mean)
     memory.save((task.round, 0), blended)
     return state_to_record(blended)
 
 
-def _evaluate(grid: Grid, content: RecordDict, task: Task) -> RecordDict:
+def _evaluate(grid: Grid, content: RecordDict, task: Task) -> StationResult:
     strategy = StationStrategy(task)
-    arrays = content["model"]
+    strategy.sums = record_to_state(find_record(content, "sums", ArrayRecord) or ArrayRecord())
+    arrays = need_record(content, "model", ArrayRecord)
     messages = strategy.configure_evaluate(task.round, arrays, ConfigRecord(), grid)
     replies = grid.send_and_receive(messages, timeout=task.settings.client_timeout)
     metrics = strategy.aggregate_evaluate(task.round, replies)
-    return RecordDict({"metrics": metrics, "failures": failures_to_record(strategy.failures)})
+    sums = {"sums": state_to_record(strategy.sums)} if strategy.sums else {}
+    return StationResult(metrics, sums, strategy.failures)
 
 
-_JOBS: dict[str, Callable[[Grid, RecordDict, Task], RecordDict]] = {
+_JOBS: dict[str, Callable[[Grid, RecordDict, Task], StationResult]] = {
     "prepare": _prepare,
     "train": _train,
     "evaluate": _evaluate,

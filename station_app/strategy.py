@@ -1,9 +1,9 @@
 """A station's rounds over its clients, as a Flower strategy.
 
 In each station round the station sends its *current* model to some of its clients and takes the
-example-weighted mean of what they return. In the last one the clients add Gram matrices, which the
-station averages and shrinks. What one client can change is bounded by what all of them do, so
-replies are held until all are there, in a memory that does not grow with the number of clients.
+example-weighted mean of their models. In the last station round the clients add Gram matrices,
+which the station averages and shrinks. The updates of all clients bound each single one, so the
+station holds all replies before it averages, in memory that does not grow with their number.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from hfedatm.base.admission import Admission
+from hfedatm.base.building import measures_all
 from hfedatm.base.errors import UserError
-from hfedatm.base.privacy_settings import gram_examples
-from hfedatm.base.records import Failure, Task, record_to_state, state_to_record
+from hfedatm.base.metric_sums import HeldSums
+from hfedatm.base.own_metrics import OwnMeans, needed
+from hfedatm.base.privacy_settings import clients_asked, gram_examples, gram_mechanism
+from hfedatm.base.records import Task, record_to_state, state_to_record
+from hfedatm.base.round_record import Failure
 from hfedatm.base.seeding import derive
 from hfedatm.base.state import State
 from hfedatm.base.wire import Expected, NodeUpdate, Scores, checked, read_scores, read_update
@@ -28,6 +32,7 @@ from hfedatm.contracts import Rule, StationSide
 from hfedatm_core import Gram, GramAccumulator, MeanAccumulator, Update
 from hfedatm_core.grams.by_layer import distinct
 from hfedatm_core.robust.counting import bounded_counts, with_domains
+from station_app.result import grouped
 
 V = TypeVar("V", NodeUpdate, Scores)
 
@@ -42,7 +47,7 @@ class StationStrategy(Strategy):
     Parameters
     ----------
     task
-        What the server asked for.
+        Task from the server.
     layers
         Linear layers that need a Gram, with their widths; empty when the rule needs none.
     shared
@@ -62,19 +67,18 @@ class StationStrategy(Strategy):
         self.reports = ("loss", *(rule.reports if rule else ()))
         self.rule = rule
         self.station_rule = rule.at_station() if rule else StationSide()
-        self.settings = task.settings
-        self.layers = dict(layers or {})
-        self.shared = shared
+        self.settings, self.layers, self.shared = task.settings, dict(layers or {}), shared
+        self.sums: State = {}
+        """Sums of the evaluation metrics: empty at first, then over all clients."""
         self.failures: list[Failure] = []
         self.grams: dict[str, Gram] = {}
-        self.num_examples = self.num_clients = 0
-        self.bytes_up = self.gram_bytes_up = 0
+        self.num_examples = self.num_clients = self.bytes_up = self.gram_bytes_up = 0
         self.gram_seconds = 0.0
         self.epsilon = 0.0
         self.cuts: list[Failure] = []
         """Clients whose update was cut back by a lot, and how."""
         self.standing: dict[str, float] = {}
-        """How much each client has agreed with the others so far."""
+        """Agreement of each client with the others so far."""
         self._secure = self.settings.secure_aggregation
 
     def summary(self) -> None:
@@ -92,21 +96,21 @@ class StationStrategy(Strategy):
         return self._messages(grid, MessageType.TRAIN, task, arrays, extra=extra)
 
     def expected_update(self, server_round: int) -> Expected:
-        """Return what a client's update must be made of."""
+        """Return the parts that a client's update must have."""
         return self._expected(
             arrays=self._reference,
             layers=self.layers if self._grams_due(server_round) else {},
-            needed=self.reports,
+            needed=needed(self.settings, self.reports),
             **({"check": self.rule.check_report} if self.rule else {}),
         )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
-        """Average models as the rule weighs them, and Grams by client or by examples."""
+        """Average models by the rule's weights, and Grams by client or by examples."""
         models, grams = MeanAccumulator(), GramAccumulator()
         self.num_examples, self.num_clients = 0, 0
-        sums = dict.fromkeys(self.reports, 0.0)
+        sums, own = dict.fromkeys(self.reports, 0.0), OwnMeans(self.reports)
         shared = record_to_state(self.shared) if self.shared else {}
         expected = self.expected_update(server_round)
 
@@ -121,11 +125,12 @@ class StationStrategy(Strategy):
             models.add(update.state, weight, update.name, checked=True)
             for name in sums:
                 sums[name] += update.metrics[name] * update.num_examples
+            own.add(update.metrics, update.num_examples)
             if update.grams:
                 self._add_grams(grams, update)
             self.num_examples += update.num_examples
             self.num_clients += update.num_clients
-            del update  # so that two updates never meet in memory
+            del update  # so that memory never holds two updates at once
         self.standing = admission.standing
         admission.close()
         if expected.layers:
@@ -133,7 +138,7 @@ class StationStrategy(Strategy):
         model = models.result()
         means = {name: total / self.num_examples for name, total in sums.items()}
         self.station_rule.after(server_round, model, means)
-        return state_to_record(model), MetricRecord(means)
+        return state_to_record(model), MetricRecord({**means, **own.result()})
 
     # --- Grams, with the last update or at the finished station model
 
@@ -143,7 +148,7 @@ class StationStrategy(Strategy):
         return self._messages(grid, "train.measure", task, arrays)
 
     def expected_grams(self) -> Expected:
-        """Return what a measurement must be made of."""
+        """Return the parts that a reply with Grams must have."""
         return self._expected(layers=self.layers)
 
     def aggregate_measure(self, replies: Iterable[Message]) -> None:
@@ -169,24 +174,26 @@ class StationStrategy(Strategy):
 
     def _keep_grams(self, total: GramAccumulator) -> None:
         self.grams = {}
+        mechanism = gram_mechanism(self.settings)
+        # Stations that did not share a start are matched by Grams as they are.
+        alpha = 1.0 if measures_all(self.settings, self.task.round) else self.settings.alpha
         for layers, gram in distinct(total.result()).items():
-            if self.settings.privacy_mechanism != "none":
-                gram = _repair(gram)
-            self.grams |= dict.fromkeys(layers, gram.shrink(self.settings.alpha))
+            gram = mechanism.repaired(gram).shrink(alpha)
+            self.grams |= dict.fromkeys(layers, gram)
 
-    # --- what a method shares before a round
+    # --- arrays that a method shares before a round
 
     def configure_prepare(self, arrays: ArrayRecord, grid: Grid) -> list[Message]:
-        """Ask the clients of the first station round for what their method shares."""
+        """Ask the clients of the first station round for the arrays their method shares."""
         task = self.task.but(kind="prepare", station_round=1)
         return self._messages(grid, "train.prepare", task, arrays)
 
     def expected_shared(self, template: State) -> Expected:
-        """Return what a method's arrays must be; ``template`` says which, of what shapes."""
+        """Return the arrays that a reply must have; ``template`` gives their names and shapes."""
         return self._expected(arrays=template, record="shared")
 
     def aggregate_prepare(self, replies: Iterable[Message], template: State) -> State:
-        """Average it by examples; ``template`` says which arrays, of what shapes."""
+        """Average the shared arrays by examples; ``template`` gives their names and shapes."""
         mean = MeanAccumulator()
         expected = self.expected_shared(template)
         admission = Admission(self.settings, "clients", template, compare=False)
@@ -207,15 +214,20 @@ class StationStrategy(Strategy):
         return self._messages(grid, MessageType.EVALUATE, self.task, arrays, everyone=True)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord:
-        """Add up the clients' counts."""
+        """Add up the clients' counts and the sums of their metrics."""
         total = {"correct": 0.0, "num-examples": 0.0, "loss-sum": 0.0}
-        expected = Expected(self.settings, "client")  # counts are not summed securely
-        usable = self._usable(replies, lambda reply: read_scores(reply, expected))
-        counts = with_domains([{**scores.counts, "loss-sum": scores.loss_sum} for scores in usable])
-        for one in bounded_counts(counts, self.settings.claim_factor):
+        # `_expected` is not used here, because counts are not summed securely.
+        expected = Expected(self.settings, "client", arrays=self.sums, record="sums")
+        said, sums = [], HeldSums()
+        for scores in self._usable(replies, lambda reply: read_scores(reply, expected)):
+            said.append({**scores.counts, "loss-sum": scores.loss_sum})
+            sums.add(scores.sums)
+        bounded = bounded_counts(with_domains(said), self.settings.claim_factor)
+        self.sums = sums.total(said, bounded)
+        for one in bounded:
             for name, value in one.items():
                 total[name] = total.get(name, 0.0) + value
-        return MetricRecord(total)
+        return MetricRecord({**total})
 
     # --- both
 
@@ -232,6 +244,9 @@ class StationStrategy(Strategy):
         if not everyone:
             clients = self._draw(clients, task.station_round)
         self._asked = len(clients)
+        # Configured clients that have not connected count as missing.
+        configured = self.settings.clients_per_station if everyone else clients_asked(self.settings)
+        self._expected_number = max(self._asked, configured)
         records = {"model": arrays}
         if self.shared or extra:
             records["shared"] = ArrayRecord({**(self.shared or {}), **state_to_record(extra or {})})
@@ -247,12 +262,12 @@ class StationStrategy(Strategy):
         return sorted(clients[i] for i in chosen)
 
     def _expected(self, **parts: Any) -> Expected:
-        """Return what a client's reply must be made of; a secure sum is the reply of all asked."""
+        """Return the parts a client's reply must have; a secure sum stands for all asked."""
         together = self._asked if self._secure else 1
         return Expected(self.settings, "client", together=together, secure=self._secure, **parts)
 
     def _admitted(self, usable: Iterable[NodeUpdate], admission: Admission) -> Iterator[Update]:
-        """Yield what enters the mean, once all usable updates are there."""
+        """Yield the updates that enter the mean, once all usable ones have arrived."""
         for update in usable:
             self.bytes_up += update.bytes
             self.gram_bytes_up += update.gram_bytes
@@ -265,7 +280,7 @@ class StationStrategy(Strategy):
         self.cuts += admission.cut_back()
 
     def _usable(self, replies: Iterable[Message], read: Callable[[Message], V]) -> Iterator[V]:
-        """Yield what passes the checks; raise `TooFewClients` if that is less than the quorum."""
+        """Yield the replies that pass the checks; raise `TooFewClients` below the quorum."""
         failed: list[Failure] = []
         taken = 0
         for value in checked(replies, read, "client", failed.append):
@@ -273,26 +288,14 @@ class StationStrategy(Strategy):
             yield value
             del value
         self.failures += failed
-        # A secure sum that is refused was the reply of everybody.
+        # A refused secure sum counts as a failure of every client asked.
         answered = self._asked - len(failed) if taken else 0
-        needed = max(1, math.ceil(self.settings.client_quorum * self._asked))
+        needed = max(1, math.ceil(self.settings.client_quorum * self._expected_number))
         if answered < needed:
-            reasons = "; ".join(_grouped(failed)) or "it has no clients"
+            absent = self._expected_number - self._asked
+            reasons = grouped(failed) if self._asked else ["it has no clients"]
+            reasons += [f"{absent} have not connected"] if absent and self._asked else []
             raise TooFewClients(
-                f"{answered} of {self._asked} clients answered, {needed} are needed: {reasons}"
+                f"{answered} of {self._expected_number} clients answered, {needed} are needed: "
+                f"{'; '.join(reasons)}"
             )
-
-
-def _grouped(failures: Iterable[Failure], most: int = 5) -> list[str]:
-    """Return every reason once, with who gave it: all clients may refuse for the same one."""
-    nodes: dict[str, list[str]] = {}
-    for failure in failures:
-        nodes.setdefault(failure.reason, []).append(failure.node)
-    return [f"{', '.join(who[:most])}: {reason}" for reason, who in list(nodes.items())[:most]]
-
-
-def _repair(gram: Gram) -> Gram:
-    """Undo what noise did to a mean Gram; on the mean, where most of the noise has cancelled."""
-    from hfedatm_core.privacy.release import repair  # late: Opacus is slow to import
-
-    return repair(gram)

@@ -1,11 +1,14 @@
-"""A run's folder: what was asked, what happened round by round, and the models.
+"""A run's folder: its settings, its rounds, and its models.
 
-``config.json``        settings, versions, start time, and a proof that its reader made it
+``config.json``        settings, versions, start time, and a proof of the user who made it
 ``rounds.jsonl``       one line per finished round, flushed as it ends
 ``last.safetensors``   the model after the last finished round (its number is in the metadata)
 ``best.safetensors``   the model of the round with the best source-validation accuracy
-``server-N.safetensors``  what the rule must remember after round N; some rules remember nothing
+``server-N.safetensors``  the rule's memory after round N; some rules remember nothing
 ``summary.json``       the outcome, written at the end
+``progress.json``      progress of the current round, while the run goes on
+``process.json``       the process that works on the run; why it stopped, if it stopped early
+``errors.txt``         whole tracebacks of failures, each once; only if something failed
 
 A round is finished when ``last.safetensors`` has been replaced; that file also carries the round's
 line, so a crash between the two files loses nothing.
@@ -26,8 +29,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfedatm.base.errors import UserError
-from hfedatm.base.roundlines import BadLine, read_line
-from hfedatm.base.settings import Settings, validate
+from hfedatm.base.privacy_settings import is_private
+from hfedatm.base.resolving import as_config, validate
+from hfedatm.base.round_record import BadLine, RoundRecord
+from hfedatm.base.settings import Settings
 from hfedatm.base.text import printable
 from hfedatm.base.trust import authorship
 from hfedatm_files import PRIVATE, replacing, write_text
@@ -48,7 +53,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, settings: Settings) -> RunFolder:
-        """Make the folder of a new run; a name that is taken is refused."""
+        """Make the folder of a new run; refuse a name that is taken."""
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         words = f"{settings.dataset}-{settings.model}-{settings.server_rule}"
         made = re.sub(r"[^A-Za-z0-9]+", "-", words).strip("-")
@@ -63,19 +68,19 @@ class RunFolder:
             ) from None
         except OSError as error:
             raise UserError(f"output: cannot make {path}: {error.strerror}") from None
-        # Nodes file what they remember under the id: a later run of the same name gets its own.
+        # Nodes file their memory under the id, so a later run of the same name needs another id.
         id = f"{name.lstrip('_')[:80] or 'run'}-{secrets.token_hex(4)}"
         folder = cls(path, settings.model_copy(update={"run_name": name}), id)
         _write_json(
             path / "config.json",
             {
-                "settings": folder.settings.as_config(),
+                "settings": as_config(folder.settings),
                 "versions": {
                     "python": platform.python_version(),
                     **{name: version(name) for name in PACKAGES},
                 },
                 "id": id,
-                authorship.FIELD: authorship.sign(folder.settings.as_config()),
+                authorship.FIELD: authorship.sign(as_config(folder.settings)),
                 "started": datetime.now(UTC).isoformat(timespec="seconds"),
             },
         )
@@ -83,7 +88,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, resume: str, given: Mapping[str, Any]) -> RunFolder:
-        """Open the folder of a run to continue; its own settings hold."""
+        """Open the folder of a run to continue it with its own settings."""
         path = Path(resume).expanduser().resolve()
         if not (path / "config.json").is_file():
             raise UserError(f"resume: {path} is not a run's folder (it has no config.json)")
@@ -92,35 +97,63 @@ class RunFolder:
         if not isinstance(stored, dict) or not isinstance(id, str):
             raise UserError(f"resume: {path / 'config.json'} has no 'settings' or no 'id'")
         asked = {k: v for k, v in given.items() if v != "" and k not in ("resume", "output")}
-        now = validate({**stored, **asked}).as_config()
-        for key in asked:
-            if now[key] != stored.get(key):
+        then, now = as_config(validate(stored)), as_config(validate({**stored, **asked}))
+        for key, value in now.items():
+            if value != then[key] and key != "rounds":
                 raise UserError(
-                    f"resume: {key} was {stored.get(key)!r} when the run started and cannot become "
-                    f"{now[key]!r}"
+                    f"resume: {key} was {then[key]!r} when the run started and cannot become "
+                    f"{value!r}"
                 )
-        settings = validate(stored)
+        settings = validate({**stored, "rounds": now["rounds"]})
         authorship.require_own(config, settings, asked.values(), "{key}={name}")
-        return cls(path, settings, id)
+        folder = cls(path, settings, id)
+        folder._check_rounds(stored.get("rounds"))
+        return folder
+
+    def _check_rounds(self, before: Any) -> None:
+        """Refuse fewer rounds than are already done, and any other number for a private run."""
+        if self.settings.rounds == before:
+            return
+        if self.settings.rounds < (done := self.finished_rounds()):
+            raise UserError(f"rounds: got {self.settings.rounds}; {done} rounds are done already")
+        if is_private(self.settings):
+            raise UserError(
+                f"rounds: got {self.settings.rounds}; this run's noise was chosen for {before} "
+                "rounds, and more would spend more than its budget: start a new run"
+            )
+
+    def go_on(self) -> None:
+        """Continue the run; a new number of rounds is written into its settings."""
+        config = read_json(self.path / "config.json")
+        if config["settings"].get("rounds") == self.settings.rounds:
+            return
+        own = authorship.verifies(config)
+        config["settings"] = {**config["settings"], "rounds": self.settings.rounds}
+        config[authorship.FIELD] = authorship.sign(config["settings"]) if own else ""
+        _write_json(self.path / "config.json", config)
+        (self.path / "summary.json").unlink(missing_ok=True)  # the run is no longer finished
+
+    def finished_rounds(self) -> int:
+        """Return the number of the last finished round; 0 before the first."""
+        return self.restore()[0]
 
     def discard_unless_begun(self) -> None:
         """Remove the folder if no round of the run is finished."""
         if not (self.path / "last.safetensors").is_file():
             shutil.rmtree(self.path, ignore_errors=True)
 
-    def save_round(self, record: Mapping[str, Any], model: State, server: State) -> None:
-        """Finish a round: keep the model and what the server must remember, then add the line."""
-        number = int(record["round"])
+    def save_round(self, record: RoundRecord, model: State, server: State) -> None:
+        """Finish a round: save the model and the server's memory, then add the round's line."""
+        number = record.round
         if server:
             _save(self.path / f"server-{number}.safetensors", server)
-        score = source_rank(record)
-        earlier = [s for s in map(source_rank, self.rounds()) if s is not None]
-        if score is not None and all(score > other for other in earlier):
+        earlier = [r.source.rank for r in self.rounds() if r.source]
+        if record.source and all(record.source.rank > other for other in earlier):
             _save(self.path / "best.safetensors", model, {"round": str(number)})
         _save(
             self.path / "last.safetensors",
             model,
-            {"round": str(number), "record": json.dumps(record)},
+            {"round": str(number), "record": record.to_line()},
         )
         self._append(record)
         for old in self.path.glob("server-*.safetensors"):
@@ -128,46 +161,46 @@ class RunFolder:
                 old.unlink()
 
     def restore(self) -> tuple[int, State, State]:
-        """Return the last finished round (0: none), its model and what the server remembered."""
+        """Return the last finished round (0: none), its model and the server's memory."""
         last = self.path / "last.safetensors"
         if not last.is_file():
             return 0, {}, {}
         model, meta = read_tensors(last)
         try:
-            number, line = int(meta["round"]), read_line(meta["record"])
+            number, last_record = int(meta["round"]), RoundRecord.from_line(meta["record"])
         except (KeyError, ValueError) as error:
             raise UserError(f"{last} is not the model of a round: {printable(error)}") from None
-        finished = [r for r in self.rounds() if r["round"] < number]
+        finished = [r for r in self.rounds() if r.round < number]
         rounds = self.path / "rounds.jsonl"
-        write_text(rounds, "".join(json.dumps(r) + "\n" for r in [*finished, line]))
+        write_text(rounds, "".join(r.to_line() + "\n" for r in [*finished, last_record]))
         server = self.path / f"server-{number}.safetensors"
         return number, model, read_tensors(server)[0] if server.is_file() else {}
 
-    def rounds(self) -> list[dict[str, Any]]:
-        """Return the lines so far; a half-written last line is left out."""
+    def rounds(self) -> list[RoundRecord]:
+        """Return the rounds so far; a half-written last line is left out."""
         return read_rounds(self.path)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the outcome."""
         _write_json(self.path / "summary.json", summary)
 
-    def _append(self, record: Mapping[str, Any]) -> None:
+    def _append(self, record: RoundRecord) -> None:
         with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(record.to_line() + "\n")
             file.flush()
             os.fsync(file.fileno())
 
 
-def read_rounds(folder: Path) -> list[dict[str, Any]]:
+def read_rounds(folder: Path) -> list[RoundRecord]:
     """Return the finished rounds of a run's folder; a half-written last line is left out."""
     path = folder / "rounds.jsonl"
     if not path.is_file():
         return []
-    records: list[dict[str, Any]] = []
+    records: list[RoundRecord] = []
     try:
-        # Lines end with \n and nothing else: a name may hold what else ends a line for Python.
+        # Only \n ends a line: a name may contain other characters that Python counts as line ends.
         for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
-            records.append(read_line(line))
+            records.append(RoundRecord.from_line(line))
     except BadLine as error:
         raise UserError(f"{path} cannot be read: line {len(records) + 1}: {error}") from None
     except (OSError, ValueError, MemoryError) as error:
@@ -186,20 +219,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def source_rank(record: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return what the best model is chosen by: the score of its round, then the accuracy.
-
-    Rounds of older runs have no score.
-    """
-    source = record.get("source")
-    if source is None:
-        return None
-    return float(source.get("score", source["accuracy"])), float(source["accuracy"])
-
-
 def read_tensors(path: Path) -> tuple[State, dict[str, str]]:
     """Return the tensors and the metadata of a safetensors file."""
-    # late: what only looks at a run's JSON, such as `hfedatm watch`, does not wait for torch
+    # late: commands that only read a run's JSON, such as `hfedatm watch`, do not wait for torch
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 

@@ -1,4 +1,4 @@
-"""``hfedatm compare``: what differs between runs, and who is better where."""
+"""``hfedatm compare``: how runs differ, and which run is better on which score."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compare(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Show in which settings runs differ and who wins where.
+    """Show in which settings runs differ and which run wins on which score.
 
     Runs that differ only in their seed are put together: their scores are shown as mean and 95 %
     confidence interval, and a win counts as sure when chance explains it in fewer than 5 % of
@@ -52,26 +52,30 @@ def compare(
 
 def describe(found: list[Any]) -> dict[str, Any]:
     """Return the comparison as plain data."""
-    from hfedatm.comparison import differing, group, p_value, scores
+    from hfedatm.comparison import differing, group, numbers, p_value, scores
 
     groups = group(found)
+    accuracies, others = scores(found), numbers(found)
     rows = []
-    for name, score in scores(found).items():
+    for name, score in (*accuracies.items(), *others.items()):
         estimates = [g.estimate(score) for g in groups]
-        if not any(estimates):
+        means = {i: estimate.mean for i, estimate in enumerate(estimates) if estimate}
+        if not means:
             continue
-        order = sorted((i for i, e in enumerate(estimates) if e), key=lambda i: -estimates[i].mean)
+        order = sorted(means, key=lambda i: -means[i])
         chance = p_value(groups[order[0]], groups[order[1]], score) if len(order) > 1 else None
         rows.append(
             {
                 "score": name,
+                "percent": name in accuracies,
                 "values": [
                     None
                     if e is None
                     else {"mean": e.mean, "half_width": e.half_width, "runs": len(e.values)}
                     for e in estimates
                 ],
-                "winner": order[0] if _ahead(estimates, order) else None,
+                # It is unknown whether a larger value of a plugged-in number is better.
+                "winner": order[0] if name in accuracies and _ahead(estimates, order) else None,
                 "p_value": chance,
                 "sure": chance is not None and chance < 0.05,
             }
@@ -106,11 +110,17 @@ def _show(table: dict[str, Any]) -> None:
     columns = [
         f"{letter} (n={len(g['runs'])})" for letter, g in zip(letters, table["groups"], strict=True)
     ]
-    shown = Table("accuracy, %", *columns, "better", title="Who wins where", title_justify="left")
+    shown = Table(
+        "accuracy in %, numbers as they are",
+        *columns,
+        "better",
+        title="Who wins where",
+        title_justify="left",
+    )
     for row in table["scores"]:
         shown.add_row(
             escape(printable(row["score"])),
-            *map(_cell, row["values"]),
+            *(_cell(value, row["percent"]) for value in row["values"]),
             _verdict(row, letters),
             style="bold" if row["sure"] else None,
         )
@@ -122,12 +132,15 @@ def _show(table: dict[str, Any]) -> None:
 def _verdict(row: dict[str, Any], letters: list[str]) -> str:
     if sum(value is not None for value in row["values"]) < 2:
         return "-"
-    winner = "equal" if row["winner"] is None else letters[row["winner"]]
+    equal = "equal" if row["percent"] else "?"
+    winner = equal if row["winner"] is None else letters[row["winner"]]
     return winner if row["p_value"] is None else f"{winner} (p={row['p_value']:.3f})"
 
 
-def _cell(value: dict[str, Any] | None) -> str:
+def _cell(value: dict[str, Any] | None, percent: bool) -> str:
     if value is None:
         return "-"
-    half = value["half_width"]
-    return f"{100 * value['mean']:.1f}" + ("" if half is None else f" ± {100 * half:.1f}")
+    mean, half = value["mean"], value["half_width"]
+    if not percent:
+        return f"{mean:.4g}" + ("" if half is None else f" ± {half:.2g}")
+    return f"{100 * mean:.1f}" + ("" if half is None else f" ± {100 * half:.1f}")

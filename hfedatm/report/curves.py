@@ -1,12 +1,13 @@
-"""Figures over the rounds: accuracy, loss, what was sent, how long it took, what failed."""
+"""Figures over the rounds: accuracy, loss, bytes sent, duration, failures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from hfedatm.base.round_record import RoundRecord
 from hfedatm.report.style import DASHES, INK, MARKERS, MUTED, colour, figure, to_svg
 from hfedatm.runs import Run
 from server_app.narration import size
@@ -17,8 +18,11 @@ def accuracy(runs: Sequence[Run]) -> str:
     with figure(9.2, 3.8) as drawn:
         axes = drawn.subplots()
         for number, run in enumerate(runs):
-            for dash, (key, what) in enumerate((("unseen", "unseen"), ("source", "source"))):
-                points = run.curve(key, "accuracy")
+            unseen, source = (
+                run.curve(lambda r: r.unseen_accuracy),
+                run.curve(lambda r: r.source_accuracy),
+            )
+            for dash, (points, what) in enumerate(((unseen, "unseen"), (source, "source"))):
                 shade = number if len(runs) > 1 else dash
                 label = f"{run.name}, {what}" if len(runs) > 1 else f"{what} domains"
                 _line(axes, points, shade, dash, label.replace("unseen domains", "unseen domain"))
@@ -28,34 +32,63 @@ def accuracy(runs: Sequence[Run]) -> str:
         return to_svg(drawn, "Accuracy per round on source validation and on the unseen domain")
 
 
+def domain_numbers(run: Run) -> dict[str, int]:
+    """Return each domain's colour number, which does not depend on the held-out domain."""
+    unseen = {run.unseen_domain} if run.unseen_domain else set()
+    return {name: number for number, name in enumerate(sorted({*run.domains, *unseen}))}
+
+
 def domains(run: Run) -> str | None:
-    """Draw the accuracy of every domain per round, if clients sent it."""
-    names = sorted({d for r in run.rounds for d in r.get("source", {}).get("domains", {})})[:40]
+    """Draw the accuracy of every domain per round, if clients reported it."""
+    names = run.domains[:40]
     if not names:
         return None
+    numbered, unseen = domain_numbers(run), run.unseen_domain
     with figure(9.2, 3.6) as drawn:
         axes = drawn.subplots()
-        unseen = next((r["unseen"]["domain"] for r in run.rounds if "unseen" in r), "")
-        for number, name in enumerate([unseen, *names] if unseen else names):
-            keys = ("unseen",) if name == unseen and not number else ("source", "domains", name)
-            points = run.curve(*keys, "accuracy")
-            width = 3.2 if keys == ("unseen",) else 1.6
-            label = f"{name} (unseen)" if keys == ("unseen",) else name
-            _line(axes, points, number, number // 7, label, width)
+        if unseen:
+            number, label = numbered[unseen], f"{unseen} (unseen)"
+            points = run.curve(lambda r: r.unseen_accuracy)
+            _line(axes, points, number, number // 7, label, 3.2)
+        for name in names:
+            if name != unseen:
+                number = numbered[name]
+                _line(axes, run.domain_curve(name), number, number // 7, name, 1.6)
         _percent(axes)
         _rounds(axes)
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="domain", fontsize=9)
         return to_svg(drawn, "Accuracy per round of every domain")
 
 
+def numbers(run: Run) -> str | None:
+    """Draw every plugged-in number per round, each in a panel of its own scale."""
+    names = run.numbers[:12]
+    if not names:
+        return None
+    rows = -(-len(names) // 3)
+    with figure(9.2, 0.4 + 2.0 * rows) as drawn:
+        panels = drawn.subplots(rows, 3, squeeze=False).ravel()
+        for panel, name in zip(panels, names, strict=False):
+            _line(panel, run.curve(_number(name)), 0, 0, name)
+            panel.set_title(name, fontsize=9)
+            _rounds(panel)
+        for panel in panels[len(names) :]:
+            panel.set_visible(False)
+        return to_svg(drawn, "Numbers of training functions, methods and metrics, per round")
+
+
+def _number(name: str) -> Callable[[RoundRecord], float | None]:
+    return lambda record: record.numbers.get(name)
+
+
 def bytes_sent(run: Run) -> str:
-    """Draw the bytes that went up per round, by tier and by what they were."""
+    """Draw the bytes sent up per round, by tier and by content."""
     return _stacked(
         run,
         [
-            ("clients, models", lambda r: r["bytes_up"]["clients"] - _grams(r)),
+            ("clients, models", lambda r: r.bytes_up.clients - _grams(r)),
             ("clients, Grams", _grams),
-            ("stations, both", lambda r: r["bytes_up"]["stations"]),
+            ("stations, both", lambda r: r.bytes_up.stations),
         ],
         "bytes up",
         lambda value, _: size(value),
@@ -63,16 +96,13 @@ def bytes_sent(run: Run) -> str:
 
 
 def seconds(run: Run) -> str:
-    """Draw the seconds per round: the slowest part first."""
+    """Draw the seconds per round by part; the slowest part comes first."""
     return _stacked(
         run,
         [
-            (
-                "stations and clients",
-                lambda r: r.get("train_seconds", 0) - r.get("merge_seconds", 0),
-            ),
-            ("merge", lambda r: r.get("merge_seconds", 0)),
-            ("evaluation, saving", lambda r: r["seconds"] - r.get("train_seconds", r["seconds"])),
+            ("stations and clients", lambda r: (r.train_seconds or 0) - (r.merge_seconds or 0)),
+            ("merge", lambda r: r.merge_seconds or 0),
+            ("evaluation, saving", lambda r: r.seconds - (r.train_seconds or r.seconds)),
         ],
         "seconds",
         lambda value, _: f"{value:g}",
@@ -81,7 +111,7 @@ def seconds(run: Run) -> str:
 
 def moved(run: Run) -> str | None:
     """Draw how many channels the alignment moved, per round."""
-    points = run.curve("moved")
+    points = run.curve(lambda r: r.moved)
     if not points or not any(value for _, value in points):
         return None
     with figure(9.2, 2.2) as drawn:
@@ -94,13 +124,13 @@ def moved(run: Run) -> str | None:
 
 def privacy(run: Run) -> str | None:
     """Draw the privacy spent so far, per round."""
-    points = run.curve("privacy", "epsilon")
+    points = run.curve(lambda r: r.privacy.epsilon if r.privacy else None)
     if not points:
         return None
     with figure(9.2, 2.4) as drawn:
         axes = drawn.subplots()
         _line(axes, points, 0, 0, "spent")
-        for _, budget in run.curve("privacy", "budget")[-1:]:
+        for _, budget in run.curve(lambda r: r.privacy.budget if r.privacy else None)[-1:]:
             axes.axhline(budget, color=colour(1), linestyle=DASHES[1], label="budget")
             axes.legend(loc="lower right", fontsize=9)
         axes.set_ylabel("ε spent")
@@ -110,25 +140,32 @@ def privacy(run: Run) -> str | None:
 
 
 def failures(run: Run) -> str | None:
-    """Draw who failed when: one row per node, one mark per round."""
-    marks = [(r["round"], f["node"]) for r in run.rounds for f in r["failures"]]
+    """Draw the failures: one row per node, one mark per round."""
+    marks = [(r.round, f.node) for r in run.rounds for f in r.failures]
     if not marks:
         return None
     nodes = sorted({node for _, node in marks}, reverse=True)[-30:]
     with figure(9.2, 0.9 + 0.26 * len(nodes)) as drawn:
         axes = drawn.subplots()
-        shown = [(number, nodes.index(node)) for number, node in marks if node in nodes]
-        axes.scatter(*zip(*shown, strict=True), marker="X", s=60, color=colour(1))
+        shown = [(number, node) for number, node in marks if node in nodes]
+        rounds = [number for number, _ in shown]
+        rows = [nodes.index(node) for _, node in shown]
+        axes.scatter(rounds, rows, marker="X", s=60, color=colour(1))
         axes.set_yticks(range(len(nodes)), nodes)
         axes.set_ylim(-0.6, len(nodes) - 0.4)
         _rounds(axes, (1, run.total))
         return to_svg(drawn, "Failures per node and round")
 
 
-def _stacked(run: Run, parts: Sequence[tuple], label: str, form: object) -> str:  # type: ignore[type-arg]
+def _stacked(
+    run: Run,
+    parts: Sequence[tuple[str, Callable[[RoundRecord], float]]],
+    label: str,
+    form: Callable[[float, int | None], str],
+) -> str:
     with figure(4.5, 2.9) as drawn:
         axes = drawn.subplots()
-        numbers = [r["round"] for r in run.rounds]
+        numbers = [r.round for r in run.rounds]
         base = [0.0] * len(numbers)
         for number, (name, value) in enumerate(parts):
             heights = [max(0.0, float(value(r))) for r in run.rounds]
@@ -136,15 +173,15 @@ def _stacked(run: Run, parts: Sequence[tuple], label: str, form: object) -> str:
                 axes.bar(numbers, heights, 0.8, base, color=colour(number), label=name)
                 base = [a + b for a, b in zip(base, heights, strict=True)]
         axes.set_ylabel(label)
-        axes.yaxis.set_major_formatter(FuncFormatter(form))  # type: ignore[arg-type]
+        axes.yaxis.set_major_formatter(FuncFormatter(form))
         axes.yaxis.set_major_locator(MaxNLocator(5))
         _rounds(axes)
         drawn.legend(loc="outside upper left", fontsize=8.5, ncols=3, columnspacing=1.0)
         return to_svg(drawn, f"{label} per round, by part")
 
 
-def _grams(record: dict) -> float:  # type: ignore[type-arg]
-    return float(sum(station.get("gram-bytes-up", 0) for station in record.get("per_station", [])))
+def _grams(record: RoundRecord) -> float:
+    return float(sum(station.gram_bytes_below for station in record.per_station))
 
 
 def _line(

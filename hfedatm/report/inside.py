@@ -1,4 +1,4 @@
-"""Figures of one round's merge and of what the model gets wrong, from the saved diagnostics."""
+"""Figures of one round's merge and of the model's mistakes, from the saved diagnostics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 from hfedatm.report.style import CARD, DASHES, INK, MUTED, bare, colour, figure, to_svg
 
 Arrays = Mapping[str, np.ndarray]
-MAP = "cividis"  # even in lightness and made for colour-blind readers
+MAP = "cividis"  # a colour map of even lightness, made for colour-blind readers
 CHANNELS = 16  # filters per row of pictures
 NUMBERS = 12  # largest matrix with a number in every cell
 
@@ -144,7 +144,7 @@ def confusion(arrays: Arrays) -> str | None:
 
 
 def mistakes(arrays: Arrays, limit: int = 24) -> list[dict[str, str]]:
-    """Return wrongly classified examples: a picture, what it is and what the model said."""
+    """Return misclassified examples: the picture, its class and the model's prediction."""
     if "wrong/images" not in arrays:
         return []
     names = [str(name) for name in arrays["classes"]]
@@ -177,7 +177,7 @@ def _matrix(
 
 
 def _png(image: np.ndarray) -> str:
-    """Return a C x H x W byte image as a data address, enlarged to at least 64 pixels."""
+    """Return a C x H x W byte image as a data URL, enlarged to at least 64 pixels."""
     pixels = image[0] if image.shape[0] == 1 else np.moveaxis(image[:3], 0, -1)
     picture = Image.fromarray(np.ascontiguousarray(pixels))
     if picture.width > 128:
@@ -196,7 +196,7 @@ def _mosaic(rows: list[np.ndarray]) -> tuple[np.ndarray, list[float]]:
             low, high = float(picture.min()), float(picture.max())
             scaled = np.moveaxis((picture - low) / max(high - low, 1e-12), 0, -1)
             place = sheet[i * (height + 1) :, j * (width + 1) :][:height, :width]
-            place[..., :3], place[..., 3] = scaled, 1.0  # one channel is grey
+            place[..., :3], place[..., 3] = scaled, 1.0  # a filter of one channel is shown in grey
     return sheet, [i * (height + 1) + (height - 1) / 2 for i in range(len(rows))]
 
 

@@ -1,9 +1,9 @@
-"""Put the page together: facts from the run's folder, figures, and the template."""
+"""Assemble the page from the facts in the run's folder, the figures and the template."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from pydantic import ValidationError
 
 from hfedatm.base.errors import UserError
 from hfedatm.base.privacy_settings import statement
-from hfedatm.base.settings import Settings
+from hfedatm.base.resolving import as_config
+from hfedatm.base.round_record import RoundRecord
+from hfedatm.base.settings import Settings, keys
 from hfedatm.base.text import printable
 from hfedatm.comparison import differing
 from hfedatm.report import curves, inside
@@ -52,7 +54,7 @@ def render(runs: Sequence[Run]) -> str:
             facts.append(_facts(run))
         except UserError:
             raise
-        except Exception as error:  # arrays of another shape than a run keeps, for one
+        except Exception as error:  # for example arrays of a wrong shape
             why = printable(f"{type(error).__name__}: {error}")
             raise UserError(
                 f"{run.name}: something in its folder cannot be shown ({why}); is it damaged, or "
@@ -70,14 +72,16 @@ def _facts(run: Run) -> dict[str, Any]:
     return {
         "run": run,
         "outcome": summarise(run.rounds),
-        "unseen": next((r["unseen"]["domain"] for r in run.rounds if "unseen" in r), None),
+        "unseen": run.unseen_domain,
         "privacy": _privacy(run),
-        "failed": [{"round": r["round"], **f} for r in run.rounds for f in r["failures"]],
-        "kept": [r for r in run.rounds if "kept" in r],
+        "failed": [{"round": r.round, **f.model_dump()} for r in run.rounds for f in r.failures],
+        "kept": [r for r in run.rounds if r.kept],
         "stations": _stations(run, last),
         "domains_seen": sorted({d for s in _stations(run, last) for d in s["domains"]}),
+        "domain_numbers": curves.domain_numbers(run),
         "figures": {
             "domains": curves.domains(run),
+            "numbers": curves.numbers(run),
             "bytes": curves.bytes_sent(run),
             "seconds": curves.seconds(run),
             "moved": curves.moved(run),
@@ -95,59 +99,61 @@ def _facts(run: Run) -> dict[str, Any]:
 def _inside(run: Run, number: int) -> dict[str, Any]:
     """Return the figures of one round's merge."""
     arrays = run.diagnostics[number]
-    record = next((r for r in run.rounds if r["round"] == number), {})
-    reference = record.get("merge", {}).get("reference")
+    record = next((r for r in run.rounds if r.round == number), None)
+    merge = record.merge if record else None
+    reference = merge.reference if merge else None
     names = [str(name) for name in arrays.get("stations", [])]
     station = inside.station_moved_most(arrays) or next((n for n in names if n != reference), None)
     covered, weights = (int(n) for n in arrays.get("covered", (0, 0)))
     return {
         "station": station,
-        "moved": record.get("moved", 0),
+        "moved": (record.moved or 0) if record else 0,
         "reference": reference,
         "assignment": inside.assignment(arrays, station) if station else None,
         "filters": inside.filters(arrays, station, reference) if station else None,
         "spectra": inside.spectra(arrays),
         "distances": inside.distances(arrays),
         "covered": covered / weights if weights else 0.0,
-        "layers": record.get("merge", {}).get("layers", {}),
+        "layers": merge.layers if merge else {},
     }
 
 
-def _stations(run: Run, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what is known of each station: its size, domains, pace and failures."""
-    pace = statistics.median(s.get("seconds", 0.0) for s in record["per_station"] or [{}])
-    evaluated = record.get("source", {}).get("stations", {})
+def _stations(run: Run, record: RoundRecord) -> list[dict[str, Any]]:
+    """Return the facts about each station: its size, domains, pace and failures."""
+    pace = statistics.median([s.seconds for s in record.per_station] or [0.0])
+    evaluated = record.source.stations if record.source else {}
     stations = []
-    for station in sorted(record["per_station"], key=lambda s: _natural(s["name"])):
-        name = station["name"]
-        failed = sum(f["node"].split(",")[0] == name for r in run.rounds for f in r["failures"])
+    for station in sorted(record.per_station, key=lambda s: _natural(s.name)):
+        name, score = station.name, evaluated.get(station.name)
+        failed = sum(f.node.split(",")[0] == name for r in run.rounds for f in r.failures)
         stations.append(
             {
                 "name": name,
-                "clients": int(station["num-clients"]),
-                "examples": int(station["num-examples"]),
-                "seconds": station.get("seconds", 0.0),
-                "slow": station.get("seconds", 0.0) > 2 * pace,
+                "clients": int(station.num_clients),
+                "examples": int(station.num_examples),
+                "seconds": station.seconds,
+                "slow": station.seconds > 2 * pace,
                 "failed": failed,
-                "accuracy": evaluated.get(name, {}).get("accuracy"),
-                "domains": evaluated.get(name, {}).get("domains", {}),
+                "accuracy": score.accuracy if score else None,
+                "domains": score.domains if score else {},
             }
         )
     return stations
 
 
 def _privacy(run: Run) -> str:
-    """Return what the run protects, in words, if this version still understands its settings."""
+    """Return a sentence on what the run protects, if this version understands its settings."""
     try:
-        settings = Settings.model_validate(run.settings)
+        known = {key: value for key, value in run.settings.items() if key in keys()}
+        settings = Settings.model_validate(known)
     except ValidationError:
         return ""
-    return statement(settings, any(s.get("gram-bytes-up") for s in run.rounds[-1]["per_station"]))
+    return statement(settings, any(s.gram_bytes_below for s in run.rounds[-1].per_station))
 
 
 def _settings(run: Run) -> list[tuple[str, Any, bool]]:
-    """Return key, value and whether it is other than the default."""
-    defaults = Settings().as_config()
+    """Return each key, its value and whether the value differs from the default."""
+    defaults = as_config(Settings())
     return [(key, value, defaults.get(key) != value) for key, value in run.settings.items()]
 
 
@@ -174,7 +180,7 @@ def _percent(share: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as people read them."""
+    """Return a duration in a form that people can read."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return (

@@ -1,8 +1,8 @@
-"""How figures look, and how they become SVG that follows the page's light or dark colours.
+"""The style of figures, and their conversion to SVG that follows the page's light or dark colours.
 
 Figures are drawn in placeholder colours; in the SVG each becomes a CSS variable of the page. The
 palette is Okabe and Ito's, which colour-blind readers can tell apart; lines that belong together
-also differ in dash or marker, so nothing hangs on colour alone.
+also differ in dash or marker, so nothing depends on colour alone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -24,13 +25,13 @@ DASHES = ("solid", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 _VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", CARD: "card"} | {
     colour: f"c{number}" for number, colour in enumerate(SERIES, start=1)
 }
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "hfedatm",
     "font.family": "sans-serif",
     "font.size": 10,
     "text.color": INK,
-    "text.parse_math": False,  # names and reasons are text, also with a $ in them
+    "text.parse_math": False,  # names and reasons are plain text, even with a $ in them
     "axes.edgecolor": GRID,
     "axes.labelcolor": MUTED,
     "axes.titlesize": 10.5,
@@ -57,7 +58,7 @@ _STYLE = {
 
 @contextmanager
 def figure(width: float, height: float) -> Iterator[Figure]:
-    """Give an empty figure in the report's style; sizes in inches of 72 px."""
+    """Return an empty figure in the report's style; sizes are in inches of 72 px."""
     with mpl.rc_context(_STYLE):
         yield Figure(figsize=(width, height), layout="constrained")
 
@@ -85,7 +86,7 @@ def colour(number: int) -> str:
 
 
 def bare(axes: Axes) -> Axes:
-    """Take ticks, frame and grid away: for pictures and matrices."""
+    """Remove ticks, frame and grid, for pictures and matrices."""
     axes.grid(False)
     axes.set_xticks([])
     axes.set_yticks([])

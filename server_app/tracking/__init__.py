@@ -1,9 +1,9 @@
 """Send the numbers of each round to experiment trackers, besides the run's own folder.
 
 A tracker is a `Tracker`; the built-in ones are the modules of this package, one file each, found by
-their names. One of your own is named ``package.module:Class`` or announced under the entry-point
-group ``hfedatm.trackers``. A tracker that fails during a run is dropped with a warning: a run never
-ends because of one.
+their names. You name your own as ``package.module:Class`` or announce it under the entry-point
+group ``hfedatm.trackers``. A tracker that fails during a run is dropped with a warning: no tracker
+ends a run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hfedatm.base.plugins import find_class
+from hfedatm.base.round_record import RoundRecord
 from hfedatm.base.settings import Settings
 from hfedatm.base.text import printable
 from hfedatm.contracts import Tracker
@@ -31,10 +32,10 @@ class Trackers:
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
         self._open = dict(trackers)
 
-    def log(self, record: Mapping[str, Any]) -> None:
+    def log(self, record: RoundRecord) -> None:
         """Send the numbers of a finished round."""
-        numbers = {_plain(path): number for path, number in scalars(record)}
-        self._each(lambda tracker: tracker.log(int(record["round"]), numbers))
+        numbers = {_plain(path): number for path, number in scalars(record.to_dict())}
+        self._each(lambda tracker: tracker.log(record.round, numbers))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Send the outcome and close."""
@@ -44,7 +45,7 @@ class Trackers:
         for name, tracker in list(self._open.items()):
             try:
                 call(tracker)
-            except Exception as error:  # whatever a tracker's network or disk does
+            except Exception as error:  # a tracker's network or disk may fail in any way
                 del self._open[name]
                 why = printable(f"{type(error).__name__}: {error}")
                 log.warning("tracker %s is dropped: %s", name, why)
@@ -74,7 +75,7 @@ def scalars(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _plain(path: str) -> str:
-    """Return a name that every tracker takes: a node's name for a domain must not end tracking."""
+    """Return a name that every tracker accepts: a node's domain name must not end tracking."""
     return re.sub(r"[^\w .:/-]|\.{2,}|/{2,}", "_", path, flags=re.ASCII)
 
 

@@ -1,14 +1,15 @@
-"""MLflow: where ``MLFLOW_TRACKING_URI`` points, by default its own store in the working folder."""
+"""MLflow: logs to ``MLFLOW_TRACKING_URI``, by default MLflow's store in the working folder."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
+from hfedatm.base.resolving import as_config
 from hfedatm.base.settings import Settings
 from hfedatm.contracts import Tracker
 
 
 class MLflow(Tracker):
-    """Log to the experiment ``MLFLOW_EXPERIMENT_NAME`` names, under the run's name."""
+    """Log to the experiment that ``MLFLOW_EXPERIMENT_NAME`` names, under the run's name."""
 
     package, extra = "mlflow", "mlflow"
 
@@ -23,7 +24,7 @@ class MLflow(Tracker):
         )
         kept.write_text(run.info.run_id, encoding="utf-8")
         if not done:
-            mlflow.log_params({k: v for k, v in settings.as_config().items() if v != ""})
+            mlflow.log_params({k: v for k, v in as_config(settings).items() if v != ""})
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Add one point per curve."""

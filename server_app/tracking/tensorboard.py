@@ -15,7 +15,7 @@ class TensorBoard(Tracker):
     def __init__(self, settings: Settings, folder: Path, done: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # A round that was logged but not finished is done again: hide its first traces.
+        # A round that was logged but not finished is repeated: hide its first points.
         self._writer = SummaryWriter(folder / "tensorboard", purge_step=done + 1 if done else None)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -25,5 +25,5 @@ class TensorBoard(Tracker):
         self._writer.flush()
 
     def finish(self, values: Mapping[str, float]) -> None:
-        """Close the event file; the outcome is its last round."""
+        """Close the event file; its last round is the outcome."""
         self._writer.close()

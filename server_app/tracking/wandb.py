@@ -1,9 +1,10 @@
-"""Weights & Biases: project ``WANDB_PROJECT``; ``WANDB_MODE=offline`` keeps it on this machine."""
+"""Weights & Biases: project ``WANDB_PROJECT``; ``WANDB_MODE=offline`` logs to this machine only."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from hfedatm.base.resolving import as_config
 from hfedatm.base.settings import Settings
 from hfedatm.contracts import Tracker
 
@@ -22,7 +23,7 @@ class WeightsAndBiases(Tracker):
             id=folder.name,
             dir=folder,
             resume="allow" if done else None,
-            config=settings.as_config(),
+            config=as_config(settings),
         )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

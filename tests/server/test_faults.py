@@ -15,6 +15,7 @@ from helpers import (
     assert_same_model,
     failures_of,
     last_model,
+    lines_of,
     log_lines,
     run_small,
     small_settings,
@@ -24,7 +25,6 @@ import hfedatm.runtime.in_process as in_process
 import hfedatm.runtime.local as local
 from hfedatm.base.errors import UserError
 from hfedatm.base.records import grams_to_record, record_to_state, state_to_record
-from hfedatm.base.results import read_rounds
 from hfedatm.contracts import Method, Rule
 from hfedatm_core import FactorGram, Gram, merge
 
@@ -108,6 +108,12 @@ def factored(record):
     return grams_to_record({"4": FactorGram(torch.ones(2, 36), rows=90), "6": some_gram(16)})
 
 
+def indefinite(record):
+    """Of an ordinary size, with entries that its diagonal does not allow."""
+    matrix = 2 * torch.eye(36) - 1
+    return grams_to_record({"4": Gram.from_dense(matrix, rows=90), "6": some_gram(16)})
+
+
 def gram_nan(record):
     arrays = {name: array.numpy().copy() for name, array in record.items()}
     arrays["0/triangle"][0] = math.nan
@@ -144,6 +150,10 @@ FAULTS = {
     "no Grams": (replying(grams=None), "reply has no 'grams' arrays"),
     "narrow Gram": (replying(grams=gram_of(35)), "grams: 4 is 35 wide, not 36"),
     "Gram in another form": (replying(grams=factored), "grams: 4 has the wrong form"),
+    "indefinite Gram": (
+        replying(grams=indefinite),
+        "grams: 4 is not positive semi-definite, as every Gram is",
+    ),
     "Gram with NaN": (replying(grams=gram_nan), "grams cannot be read: Gram of layer '4'"),
     "huge count": (
         replying(metrics=metrics(**{"num-examples": 10**15})),
@@ -187,7 +197,7 @@ def test_a_failing_client_is_left_out_and_named(tmp_path, sabotage, fault):
     assert failure["node"] == "station 0, client 1"
     assert reason in failure["reason"]
     assert any("left out: station 0, client 1" in line and reason in line for line in lines)
-    [record] = read_rounds(folder)
+    [record] = lines_of(folder)
     assert record["clients"]["answered"] == 3
     assert record["stations"] == {"asked": 2, "answered": 2}
     assert "kept" not in record
@@ -246,7 +256,7 @@ def test_a_client_that_fails_before_the_round_is_left_out_of_the_average(tmp_pat
     folder = run_small(tmp_path, rounds=1, station_rounds=1, client_method="fediir")
     [failure] = failures_of(folder)
     assert failure["node"] == "station 0, client 1" and "disk on fire" in failure["reason"]
-    assert read_rounds(folder)[0]["clients"]["answered"] == 4, "it may still train"
+    assert lines_of(folder)[0]["clients"]["answered"] == 4, "it may still train"
 
 
 def test_a_client_that_cannot_evaluate_is_left_out_of_the_score(tmp_path, sabotage):
@@ -254,13 +264,13 @@ def test_a_client_that_cannot_evaluate_is_left_out_of_the_score(tmp_path, sabota
     folder = run_small(tmp_path, rounds=1, station_rounds=1)
     [failure] = failures_of(folder)
     assert failure["node"] == "station 0, client 1"
-    assert 0 <= read_rounds(folder)[0]["source"]["accuracy"] <= 1
+    assert 0 <= lines_of(folder)[0]["source"]["accuracy"] <= 1
 
 
 def test_a_station_under_its_quorum_is_left_out_with_its_clients_errors(tmp_path, sabotage):
     sabotage(raising)
     folder = run_small(tmp_path, rounds=1, station_rounds=1, client_quorum=1.0)
-    [record] = read_rounds(folder)
+    [record] = lines_of(folder)
     assert record["stations"] == {"asked": 2, "answered": 1}
     [failure] = record["failures"]
     assert failure["node"] == "station 0"
@@ -274,7 +284,7 @@ def test_too_few_stations_keep_the_old_model_and_the_run_goes_on(tmp_path, sabot
     with log_lines() as lines, pytest.raises(UserError, match="no round changed the model"):
         run_small(tmp_path, station_quorum=1.0)
     folder = tmp_path / "run"
-    records = read_rounds(folder)
+    records = lines_of(folder)
     assert [r["round"] for r in records] == [1, 2]
     assert all(r["kept"] == "1 of 2 stations usable, 2 needed" for r in records)
     assert sum("MODEL KEPT: 1 of 2 stations usable, 2 needed" in line for line in lines) == 2
@@ -287,7 +297,7 @@ def test_nothing_usable_keeps_the_old_model_and_says_so(tmp_path, sabotage):
     with pytest.raises(UserError, match="no round changed the model; round 1: 0 of 2 stations"):
         run_small(tmp_path, rounds=1, station_rounds=1)
     folder = tmp_path / "run"
-    [record] = read_rounds(folder)
+    [record] = lines_of(folder)
     assert record["kept"] == "0 of 2 stations usable, 1 needed"
     assert {f["node"] for f in record["failures"]} == {"station 0", "station 1"}
     assert (folder / "summary.json").is_file()
@@ -296,17 +306,37 @@ def test_nothing_usable_keeps_the_old_model_and_says_so(tmp_path, sabotage):
 def test_a_failed_round_is_made_up_for_by_the_next(tmp_path, sabotage):
     calls = []
 
-    def first_round_only(message, reply):
+    def second_round_only(message, reply):
         calls.append(1)
-        if len(calls) <= 4:  # the four clients' first station round
+        if 4 < len(calls) <= 8:  # each round is one answer of four clients
             raise RuntimeError("not today")
         return reply
 
-    sabotage(first_round_only, clients=range(4))
-    folder = run_small(tmp_path, station_rounds=1)
-    one, two = read_rounds(folder)
-    assert "kept" in one and "kept" not in two
-    assert two["failures"] == [] and two["clients"]["answered"] == 4
+    sabotage(second_round_only, clients=range(4))
+    folder = run_small(tmp_path, station_rounds=1, rounds=3)
+    one, two, three = lines_of(folder)
+    assert "kept" in two and "kept" not in one and "kept" not in three
+    assert three["failures"] == [] and three["clients"]["answered"] == 4
+
+
+def test_the_quorum_counts_stations_that_have_not_connected(tmp_path, monkeypatch):
+    monkeypatch.setattr(local.LocalStationsGrid, "get_node_ids", lambda self: [0])
+    with pytest.raises(UserError, match="1 of 4 stations usable, 2 needed$"):
+        run_small(tmp_path, stations=4, clients_per_station=1, gram_min_rows=1, rounds=1)
+    assert lines_of(tmp_path / "run")[0]["stations"] == {"asked": 4, "answered": 1}
+    enough = {"stations": 4, "clients_per_station": 1, "gram_min_rows": 1, "station_quorum": 0.25}
+    run_small(tmp_path, "enough", rounds=1, **enough)
+
+
+def test_a_run_of_which_nobody_takes_part_in_round_1_ends_there(tmp_path, sabotage):
+    def never(message, reply):
+        raise RuntimeError("not today")
+
+    sabotage(never, clients=range(4))
+    with pytest.raises(UserError, match=r"no round changed the model; .*RuntimeError: not today"):
+        run_small(tmp_path, rounds=50)
+    assert len(lines_of(tmp_path / "run")) == 1
+    assert (tmp_path / "run" / "summary.json").is_file()
 
 
 class Unchanged(Rule):
@@ -344,7 +374,7 @@ def test_a_merge_that_fails_keeps_the_old_model(tmp_path, rule, why):
     with pytest.raises(UserError, match=f"no round changed the model; round 1: {why}"):
         run_small(tmp_path, server_rule=f"{__name__}:{rule}")
     folder = tmp_path / "run"
-    records = read_rounds(folder)
+    records = lines_of(folder)
     assert [r["kept"] for r in records] == [why, why]
     assert records[0]["failures"] == [{"node": "server", "reason": why}]
     fresh = run_small(tmp_path, "fresh", rounds=1, server_rule=__name__ + ":Unchanged")
@@ -352,10 +382,15 @@ def test_a_merge_that_fails_keeps_the_old_model(tmp_path, rule, why):
 
 
 class Grumpy(Method):
-    """A plug-in whose loss fails."""
+    """A plug-in whose loss fails, though not with the first batch."""
+
+    calls = 0
 
     def loss(self, model, inputs, targets):
-        raise ArithmeticError("I do not like these numbers")
+        self.calls += 1
+        if self.calls > 1:
+            raise ArithmeticError("I do not like these numbers")
+        return super().loss(model, inputs, targets)
 
 
 def test_an_error_in_a_users_method_reaches_the_person_with_its_place(tmp_path):
@@ -371,5 +406,5 @@ def test_the_small_federation_has_no_failures_of_its_own(tmp_path):
     """Else the tests above would prove nothing."""
     folder = run_small(tmp_path)
     assert failures_of(folder) == []
-    assert len(read_rounds(folder)) == SMALL["rounds"]
+    assert len(lines_of(folder)) == SMALL["rounds"]
     assert small_settings().num_clients == 4

@@ -4,13 +4,12 @@ import math
 
 import pytest
 import torch
-from helpers import SPEC, run_small, small_settings, tiny_net
+from helpers import SPEC, lines_of, run_small, small_settings, tiny_net
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hfedatm.base.building import build_method, build_rule
 from hfedatm.base.errors import UserError
-from hfedatm.base.results import read_rounds
 from hfedatm.contracts import Situation
 from hfedatm_core import ChannelGraph, Update
 from server_app.rules.fedrc import (
@@ -95,7 +94,7 @@ def test_moments_of_tokens_leave_out_padding():
 
 def test_run_reports_the_moments_of_the_stations_data(tmp_path):
     folder = run_small(tmp_path, server_rule="fedrc")
-    for record in read_rounds(folder):
+    for record in lines_of(folder):
         assert not record["failures"]
         for station in record["per_station"]:
             assert station["input-square"] > station["input-mean"] ** 2
@@ -107,7 +106,7 @@ def test_a_method_that_shares_with_all_is_refused_with_the_cure(tmp_path):
     folder = run_small(
         tmp_path, server_rule="fedrc", client_method="fediir", client_params="level=station"
     )
-    assert not any(record["failures"] for record in read_rounds(folder))
+    assert not any(record["failures"] for record in lines_of(folder))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from helpers import (
     assert_same_model,
     failures_of,
     last_model,
+    lines_of,
     log_lines,
     run_small,
     small_settings,
@@ -14,8 +15,8 @@ from helpers import (
 import hfedatm.runtime.local as local
 from hfedatm.base.building import build_rule
 from hfedatm.base.errors import UserError
-from hfedatm.base.results import RunFolder, read_rounds
-from hfedatm.base.settings import resolve
+from hfedatm.base.resolving import resolve
+from hfedatm.base.results import RunFolder
 
 
 def rule_of(params: str, name: str = "hfedatm"):
@@ -30,7 +31,7 @@ def test_parameters_are_off_by_default(tmp_path):
 
 def test_convolutions_and_exact_biases_go_together(tmp_path):
     folder = run_small(tmp_path, regmean_conv=True, regmean_bias="exact", gram_min_rows=1)
-    layers = read_rounds(folder)[-1]["merge"]["layers"]
+    layers = lines_of(folder)[-1]["merge"]["layers"]
     assert {name for name, layer in layers.items() if layer["how"] == "regmean"} == set(layers)
 
 
@@ -45,9 +46,9 @@ def test_pooled_variances_reach_the_merge(tmp_path):
 
 
 def test_the_papers_presets_send_the_merged_model_out():
-    assert resolve({"preset": "paper"}).broadcast == "merged"
-    assert resolve({"preset": "pacs-lenet5"}).broadcast == "merged"
-    assert resolve({}).broadcast == "auto"
+    assert build_rule(resolve({"preset": "paper"})).broadcast == "merged"
+    assert build_rule(resolve({"preset": "pacs-lenet5"})).broadcast == "merged"
+    assert build_rule(resolve({})).broadcast == "auto"
 
 
 def test_without_any_regmean_it_is_the_ablation_that_leaves_it_out(tmp_path):
@@ -78,7 +79,7 @@ def test_average_is_sent_out_while_the_merged_model_is_published(tmp_path):
     both = run_small(tmp_path, "both", broadcast="average")
     # The stations never see the merged model: their last round is that of the ablation.
     average = run_small(tmp_path, "average", server_rule="hfedatm-no-regmean")
-    ours, theirs = (read_rounds(folder)[-1]["per_station"] for folder in (both, average))
+    ours, theirs = (lines_of(folder)[-1]["per_station"] for folder in (both, average))
     assert [s["loss"] for s in ours] == [s["loss"] for s in theirs]
     assert not torch.equal(last_model(both)["6.weight"], last_model(average)["6.weight"])
     assert torch.equal(last_model(both)["0.weight"], last_model(average)["0.weight"])
@@ -87,7 +88,7 @@ def test_average_is_sent_out_while_the_merged_model_is_published(tmp_path):
 def test_auto_sends_the_average_out_while_stations_need_no_alignment(tmp_path):
     auto = run_small(tmp_path, "auto", broadcast="auto")
     average = run_small(tmp_path, "average", broadcast="average")
-    assert [r["moved"] for r in read_rounds(auto)] == [0, 0]
+    assert [r["moved"] for r in lines_of(auto)] == [0, 0]
     assert_same_model(auto, average)
 
 
@@ -96,15 +97,15 @@ def test_auto_sends_the_merged_model_out_where_stations_had_to_be_aligned(tmp_pa
     auto = run_small(tmp_path, "auto", broadcast="auto", **start)
     merged = run_small(tmp_path, "merged", broadcast="merged", **start)
     average = run_small(tmp_path, "average", broadcast="average", **start)
-    assert read_rounds(auto)[0]["moved"] > 0
-    losses = {f: [s["loss"] for s in read_rounds(f)[-1]["per_station"]] for f in (auto, merged)}
+    assert lines_of(auto)[0]["moved"] > 0
+    losses = {f: [s["loss"] for s in lines_of(f)[-1]["per_station"]] for f in (auto, merged)}
     assert losses[auto] == losses[merged]
-    assert losses[auto] != [s["loss"] for s in read_rounds(average)[-1]["per_station"]]
+    assert losses[auto] != [s["loss"] for s in lines_of(average)[-1]["per_station"]]
 
 
 def test_no_gram_is_sent_in_a_round_that_merges_none(tmp_path):
     folder = run_small(tmp_path, rounds=3, rule_params="every=2")
-    sent = [sum(s["gram-bytes-up"] for s in r["per_station"]) > 0 for r in read_rounds(folder)]
+    sent = [sum(s["gram-bytes-up"] for s in r["per_station"]) > 0 for r in lines_of(folder)]
     assert sent == [False, True, True]
 
 
@@ -136,7 +137,7 @@ def test_resumed_run_equals_the_uninterrupted_one(tmp_path, monkeypatch, given):
 
     def save_and_stop(self, record, *rest):
         save(self, record, *rest)
-        if record["round"] == 2:
+        if record.round == 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(RunFolder, "save_round", save_and_stop)
@@ -236,7 +237,7 @@ def test_a_run_that_diverges_says_so_and_keeps_the_model(tmp_path):
     with log_lines() as lines, pytest.raises(UserError, match="no round changed the model"):
         run_small(tmp_path, lr=1e20, momentum=0.0, schedule="constant")
     folder = tmp_path / "run"
-    rounds = read_rounds(folder)
+    rounds = lines_of(folder)
     assert all("kept" in record for record in rounds)
     assert any("lower lr" in failure["reason"] for failure in failures_of(folder))
     assert any("MODEL KEPT" in line for line in lines)

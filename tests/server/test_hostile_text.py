@@ -4,12 +4,11 @@ import json
 
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
-from helpers import Saboteur, failures_of, log_lines, run_small
+from helpers import Saboteur, failures_of, lines_of, log_lines, run_small
 from rich.console import Console
 
 import hfedatm.runtime.local as local
 import hfedatm.runtime.stations as stations
-from hfedatm.base.results import read_rounds
 from hfedatm.cli.compare import _show, describe
 from hfedatm.cli.watch import view
 from hfedatm.report import render
@@ -146,7 +145,7 @@ def test_names_and_failures_of_a_station_are_text(tmp_path, monkeypatch):
 
     through_a_station(monkeypatch, spoil)
     folder = run_small(tmp_path, rounds=1, station_rounds=1)
-    [record] = read_rounds(folder)
+    [record] = lines_of(folder)
     assert record["stations"]["answered"] == 2
     assert [s["name"] for s in record["per_station"]] == ["station 0", "station 1"]
     assert all(f["node"].isprintable() and f["reason"].isprintable() for f in record["failures"])

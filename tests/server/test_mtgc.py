@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import SMALL, SPEC, assert_same_model, last_model, run_small, small_settings, tiny_net
+from helpers import (
+    SMALL,
+    SPEC,
+    assert_same_model,
+    last_model,
+    lines_of,
+    run_small,
+    small_settings,
+    tiny_net,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +22,6 @@ from client_app.methods.fedavg import FedAvg
 from hfedatm.base.building import build_rule
 from hfedatm.base.errors import UserError
 from hfedatm.base.memory import NodeMemory
-from hfedatm.base.results import read_rounds
 from server_app.rules.mtgc import PREFIX, Corrected, distance
 
 # Three clients per station and a fraction of examples that no batch size divides: clients differ in
@@ -61,7 +69,7 @@ def test_corrections_of_a_station_cancel_in_the_weights_of_its_mean(tmp_path):
 def test_corrections_of_the_stations_cancel_in_the_weights_of_the_global_mean(tmp_path):
     folder = run_small(tmp_path, "run", server_rule="mtgc", **underscored(UNEQUAL))
     kept = [NodeMemory(only_run(), f"station-{e}-rule").load(before=(4, 0)) for e in range(2)]
-    last = read_rounds(folder)[-1]["per_station"]
+    last = lines_of(folder)[-1]["per_station"]
     weights = [station["num-examples"] for station in last]
     for name in (n for n in kept[0] if n.startswith("y.")):
         terms = [w * k[name].double() for w, k in zip(weights, kept, strict=True)]
@@ -162,7 +170,7 @@ def test_settings_without_plain_steps_are_refused(given, words):
 def test_works_around_a_method_with_memory_and_sharing_of_its_own(tmp_path):
     for method in ("fedsr", "fediir"):
         folder = run_small(tmp_path, method, server_rule="mtgc", client_method=method)
-        rounds = read_rounds(folder)
+        rounds = lines_of(folder)
         assert len(rounds) == SMALL["rounds"]
         assert not any(r["failures"] for r in rounds)
 
@@ -176,7 +184,7 @@ def test_resumed_run_equals_the_uninterrupted_one(tmp_path, monkeypatch):
 
     def save_and_stop(self, record, *rest):
         save(self, record, *rest)
-        if record["round"] == 2:
+        if record.round == 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(RunFolder, "save_round", save_and_stop)

@@ -4,7 +4,7 @@ import os
 import sys
 
 import pytest
-from helpers import log_lines, run_small, small_settings
+from helpers import a_record, log_lines, run_small, small_settings
 
 from hfedatm.base.errors import UserError
 from hfedatm.runs import read_run
@@ -49,8 +49,8 @@ def test_an_own_tracker_gets_every_round(tmp_path):
     ]
     rounds = read_run(folder).rounds
     for record, (_, _, values) in zip(rounds, NOTED[1:3], strict=True):
-        assert values["unseen/accuracy"] == record["unseen"]["accuracy"]
-        assert values["source/domains/a/accuracy"] == record["source"]["domains"]["a"]["accuracy"]
+        assert values["unseen/accuracy"] == record.unseen_accuracy
+        assert values["source/domains/a/accuracy"] == record.source.domains["a"].accuracy
 
 
 def test_a_tracker_that_fails_is_dropped_and_the_run_goes_on(tmp_path):
@@ -71,7 +71,7 @@ def test_tensorboard_has_the_curve(tmp_path):
     curve = [(event.step, event.value) for event in events.Scalars("unseen/accuracy")]
     assert len(curve) == 2
     assert curve == [
-        (step, pytest.approx(value)) for step, value in read_run(folder).curve("unseen", "accuracy")
+        (record.round, pytest.approx(record.unseen_accuracy)) for record in read_run(folder).rounds
     ]
 
 
@@ -83,7 +83,8 @@ def test_mlflow_has_the_curve(tmp_path, monkeypatch):
     run = (folder / "mlflow-run").read_text()
     history = mlflow.MlflowClient().get_metric_history(run, "unseen/accuracy")
     assert len(history) == 2
-    assert [(m.step, m.value) for m in history] == read_run(folder).curve("unseen", "accuracy")
+    shown = read_run(folder).curve(lambda r: r.unseen_accuracy)
+    assert [(m.step, m.value) for m in history] == shown
 
 
 def test_wandb_writes_offline(tmp_path, monkeypatch):
@@ -107,7 +108,7 @@ def test_an_unknown_tracker_is_refused_with_those_there_are():
 
 
 def test_no_tracker_is_the_default(tmp_path):
-    open_trackers(small_settings(), tmp_path).log({"round": 1})
+    open_trackers(small_settings(), tmp_path).log(a_record())
     assert not os.listdir(tmp_path)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common import Array, ArrayRecord
-from helpers import failures_of, last_model, run_small, small_settings
+from helpers import failures_of, last_model, lines_of, run_small, small_settings
 from secure_station import (
     CLIENTS,
     PLAIN,
@@ -20,8 +20,8 @@ from secure_station import (
 from client_app.app import app as client_app
 from hfedatm.base.masked_reply import flatten, mean_reply
 from hfedatm.base.records import Task, record_to_grams, record_to_state, state_to_record
-from hfedatm.base.results import read_rounds
 from hfedatm.runtime.in_process import InProcessGrid
+from hfedatm_core.privacy.mechanisms.base import Mechanism
 from hfedatm_core.secagg import FixedPoint
 from station_app.strategy import TooFewClients
 
@@ -81,7 +81,7 @@ def test_a_whole_run_ends_with_the_same_model(tmp_path):
     secure = run_small(tmp_path, "secure", **given, **{"secure-aggregation": True})
     assert failures_of(secure) == []
     assert close(last_model(secure), last_model(plain), 1e-4)
-    for one, other in zip(read_rounds(plain), read_rounds(secure), strict=True):
+    for one, other in zip(lines_of(plain), lines_of(secure), strict=True):
         assert other["clients"] == one["clients"]
         assert other["unseen"]["accuracy"] == pytest.approx(one["unseen"]["accuracy"], abs=0.011)
 
@@ -261,7 +261,7 @@ def test_shared_noise_is_smaller_by_the_root_of_the_threshold():
     for name, how in (("local", PLAIN), ("secure", SECURE)):
         # without the repair, which is not linear
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("station_app.strategy._repair", lambda gram: gram)
+            patch.setattr(Mechanism, "repaired", lambda _, gram: gram)
             noised, clean = mean_gram(name, **how, **loud), mean_gram(name + "0", **how, **quiet)
         gaps = [noised.grams[n].triangle - clean.grams[n].triangle for n in clean.grams]
         found[name] = float(torch.cat(gaps).std()) * clean.num_examples / 50.0

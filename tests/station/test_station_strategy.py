@@ -179,6 +179,14 @@ class TestQuorum:
             "client 1: client 1 is ill; client 2: client 2 is ill"
         )
 
+    def test_the_quorum_counts_clients_that_have_not_connected(self):
+        """Two of five are there: both answer, and three are needed."""
+        half = small_settings(station_rounds=1, client_quorum=0.5, clients_per_station=5)
+        with pytest.raises(TooFewClients) as caught:
+            run(Clients(self.answer(set())), half)
+        assert str(caught.value) == "2 of 5 clients answered, 3 are needed: 3 have not connected"
+        run(Clients(self.answer(set()), range(3)), half)
+
     def test_even_without_a_quorum_somebody_must_answer(self):
         grid = Clients(self.answer({0, 1}))
         with pytest.raises(TooFewClients, match="0 of 2 clients answered, 1 are needed"):

@@ -3,10 +3,13 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from hfedatm.base.errors import UserError
 from hfedatm.base.results import read_rounds
-from hfedatm.base.roundlines import BadLine, read_line
+from hfedatm.base.round_record import BadLine, Failure, RoundRecord
 
 LINE = {
     "round": 1,
@@ -23,7 +26,38 @@ LINE = {
 
 def test_an_honest_line_comes_back_as_it_is():
     line = LINE | {"something": {"of a later": ["version"]}}
-    assert read_line(json.dumps(line)) == line
+    assert RoundRecord.from_line(json.dumps(line)).to_dict() == line
+
+
+def test_a_record_is_a_value():
+    record = RoundRecord.from_line(json.dumps(LINE))
+    assert record.but(moved=3).moved == 3 and record.moved is None
+    with pytest.raises(ValidationError, match="frozen"):
+        record.moved = 3
+
+
+def test_what_did_not_happen_is_none_and_not_in_the_line():
+    record = RoundRecord.from_line(json.dumps(LINE)).but(unseen=None, kept=None)
+    assert record.unseen_accuracy is None and record.merge is None and record.loss is None
+    assert record.to_dict() == {key: value for key, value in LINE.items() if key != "unseen"}
+
+
+def test_a_line_of_an_older_run_ranks_by_its_accuracy():
+    old = RoundRecord.from_line(json.dumps(LINE)).source
+    new = RoundRecord.from_line(json.dumps(LINE | {"source": {"accuracy": 0.5, "score": 0.75}}))
+    assert old.rank == (0.5, 0.5) and new.source.rank == (0.75, 0.5)
+
+
+@given(
+    numbers=st.dictionaries(
+        st.sampled_from(["steps", "grad_norm", "a b", "num_examples", "to_dict", "model_config"]),
+        st.integers(-(10**9), 10**9) | st.floats(-1e9, 1e9),
+    )
+)
+def test_what_a_station_reports_comes_back_by_its_name(numbers):
+    line = LINE | {"per_station": [{**LINE["per_station"][0], **numbers}]}
+    text = RoundRecord.from_line(json.dumps(line)).to_line()
+    assert json.loads(text) == line
 
 
 @pytest.mark.parametrize(
@@ -63,7 +97,7 @@ def test_an_honest_line_comes_back_as_it_is():
 )
 def test_a_line_with_an_odd_value_is_refused_by_its_name(change):
     with pytest.raises(BadLine, match=next(iter(change))):
-        read_line(json.dumps(LINE | change))
+        RoundRecord.from_line(json.dumps(LINE | change))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +105,7 @@ def test_a_line_with_an_odd_value_is_refused_by_its_name(change):
 )
 def test_what_is_no_record_is_refused(text):
     with pytest.raises(BadLine):
-        read_line(text)
+        RoundRecord.from_line(text)
 
 
 def test_text_of_a_line_only_shows(tmp_path):
@@ -79,9 +113,9 @@ def test_text_of_a_line_only_shows(tmp_path):
         "kept": "\x1b[2J\n" + "x" * 10**6,
         "failures": [{"node": "\u202e", "reason": "\r"}],
     }
-    found = read_line(json.dumps(line))
-    assert found["kept"].startswith(r"\x1b[2J\n") and len(found["kept"]) == 1000
-    assert found["failures"] == [{"node": r"\u202e", "reason": r"\r"}]
+    found = RoundRecord.from_line(json.dumps(line))
+    assert found.kept.startswith(r"\x1b[2J\n") and len(found.kept) == 1000
+    assert found.failures == [Failure(node=r"\u202e", reason=r"\r")]
 
 
 def test_the_message_names_file_and_line(tmp_path):

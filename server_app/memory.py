@@ -1,0 +1,78 @@
+"""The server's state between rounds besides the model, and how the server goes back to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from hfedatm.base.round_record import Source
+from hfedatm.base.state import State
+from hfedatm.contracts import Rule
+from server_app.undoing import Accepted
+
+
+class ServerMemory:
+    """State that outlives a round and, saved to a file, a restart.
+
+    Attributes
+    ----------
+    shared
+        Mean of the arrays that the client method shares.
+    broadcast
+        Model the stations start from, if it is not the published one.
+    standing
+        Agreement of each station with the others so far.
+    accepted
+        The last model that was not much worse than the one before.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self.shared: State = {}
+        self.broadcast: State = {}
+        self.standing: dict[str, float] = {}
+        self.accepted: Accepted | None = None
+
+    def remember(self, round: int) -> State:
+        """Return all that a resumed run needs, except the model of this round."""
+        standing = {name: torch.tensor(value) for name, value in self.standing.items()}
+        parts = {**self._parts(), "standing": standing}
+        if self.accepted and self.accepted.round != round:
+            parts |= self.accepted.to_memory()  # from an earlier round than the current model
+        return {f"{part}/{n}": t for part, state in parts.items() for n, t in state.items()}
+
+    def restore(self, memory: State) -> None:
+        """Restore the state that `remember` returned."""
+        parts: dict[str, State] = {}
+        for key, tensor in memory.items():
+            part, _, name = key.partition("/")
+            parts.setdefault(part, {})[name] = tensor
+        self._put_back(parts)
+        self.standing = {name: float(value) for name, value in parts.get("standing", {}).items()}
+        self.accepted = Accepted.from_memory(parts)
+
+    def resume(self, model: State, source: Source, round: int) -> None:
+        """Resume after a round, from its model and the scores of the last accepted model."""
+        if self.accepted:
+            self.accepted = replace(self.accepted, source=source)
+        else:
+            self.accept(model, source, round)
+
+    def accept(self, model: State, source: Source, round: int) -> None:
+        """Keep a model to go back to, with the state that belongs to it."""
+        self.accepted = Accepted(model, self._parts(), source, round)
+
+    def take_back(self, before: Accepted, round: int) -> State:
+        """Return the model to continue from, as if this round had not happened."""
+        self._put_back(before.memory)
+        self.accepted = replace(before, round=round)
+        return before.model
+
+    def _parts(self) -> dict[str, State]:
+        return {"shared": self.shared, "rule": self._rule.remember(), "start": self.broadcast}
+
+    def _put_back(self, parts: Mapping[str, State]) -> None:
+        self.shared, self.broadcast = parts.get("shared", {}), parts.get("start", {})
+        self._rule.restore(parts.get("rule", {}))

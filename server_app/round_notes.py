@@ -1,0 +1,103 @@
+"""Notes that the server takes while a round's replies arrive, and the record made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from hfedatm.base.own_metrics import OwnMeans
+from hfedatm.base.round_record import (
+    BytesUp,
+    ClientCounts,
+    Failure,
+    Merge,
+    Privacy,
+    RoundRecord,
+    StationCounts,
+    StationRecord,
+)
+from hfedatm.base.wire import NodeUpdate
+from hfedatm_core import Merged
+from hfedatm_core.robust.counting import bounded_counts
+
+MOST_NOTED = 1000
+"""Most failures that the record of a round lists."""
+
+
+@dataclass
+class RoundNotes:
+    """Stations that answered, nodes that failed and bytes that travelled in one round."""
+
+    failures: list[Failure] = field(default_factory=list)
+    cuts: list[Failure] = field(default_factory=list)
+    stations: list[StationRecord] = field(default_factory=list)
+    from_clients: int = 0
+    from_stations: int = 0
+
+    def fail(self, failure: Failure, station: str = "") -> None:
+        """Note a failure, unless the list is full."""
+        if len(self.failures) > MOST_NOTED:
+            return
+        if len(self.failures) == MOST_NOTED:
+            failure = Failure(node="others", reason="more failures are not listed")
+        elif station:
+            failure = _below(station, failure)
+        self.failures.append(failure)
+
+    def arrive(self, update: NodeUpdate) -> None:
+        """Note the failures, cuts and bytes that came with a station's update."""
+        for failure in update.failures:
+            self.fail(failure, update.name)
+        self.cuts += [_below(update.name, cut) for cut in update.cuts]
+        self.from_stations += update.bytes
+        self.from_clients += update.bytes_below
+
+    def train(self, update: NodeUpdate) -> None:
+        """Note the metrics of a station's model; no metric can replace the station's name."""
+        own = {"name": update.name, "bytes_up": update.bytes}
+        self.stations.append(StationRecord.model_validate({**update.metrics, **own}))
+
+    def own_means(self, others: Collection[str], claim_factor: float) -> dict[str, float]:
+        """Return the means of all training metrics but the loss and the rule's ``others``."""
+        counts = [{"num-examples": float(station.num_examples)} for station in self.stations]
+        means = OwnMeans(others)
+        for station, one in zip(self.stations, bounded_counts(counts, claim_factor), strict=True):
+            means.add(station.model_extra or {}, one["num-examples"])
+        return means.result()
+
+    def record(
+        self,
+        number: int,
+        asked: int,
+        merged: Merged | None,
+        *,
+        own: Mapping[str, float] | None = None,
+        kept: str = "",
+        privacy: Privacy | None = None,
+        train_seconds: float,
+        merge_seconds: float,
+    ) -> RoundRecord:
+        """Return the record of a round up to its merge; ``kept`` says why nothing was merged."""
+        examples = sum(station.num_examples for station in self.stations)
+        loss = sum(station.loss * station.num_examples for station in self.stations)
+        return RoundRecord(
+            round=number,
+            failures=list(self.failures),
+            cuts=self.cuts,
+            bytes_up=BytesUp(clients=self.from_clients, stations=self.from_stations),
+            stations=StationCounts(asked=asked, answered=len(self.stations)),
+            clients=ClientCounts(answered=int(sum(s.num_clients for s in self.stations))),
+            per_station=self.stations,
+            train_seconds=train_seconds,
+            merge_seconds=merge_seconds,
+            loss=loss / examples if examples else None,
+            metrics=dict(own) if own else None,
+            privacy=privacy,
+            kept=kept or None,
+            merge=Merge.model_validate(merged.report.to_dict()) if merged else None,
+            moved=merged.moved if merged else None,
+        )
+
+
+def _below(station: str, failure: Failure) -> Failure:
+    return Failure(node=f"{station}, {failure.node}", reason=failure.reason)
