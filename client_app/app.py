@@ -1,8 +1,8 @@
 """The ClientApp: one handler per kind of task, each a few lines.
 
-Whatever goes wrong in a handler is answered with its error: the station records it, the server logs
-it, and the person who started the run reads it. What needs torch is imported late: a node
-says where it is in the tree without it.
+A handler that fails answers with its error: the station records it, the server logs it, and the
+person who started the run reads it. Modules that need torch are imported late, because a node does
+not need torch to say where it is in the tree.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ app = ClientApp(mods=[in_own_process, known_origin, by_parcel, obey])
 @app.query()
 @answering
 def identify(message: Message, context: Context) -> RecordDict:
-    """Say where in the tree this node is: its share of the data, of how many."""
+    """Say where in the tree this node is: which share of the data it has, of how many."""
     return introduction(message, context, "client")
 
 
 @app.train()
 @answering
 def train(message: Message, context: Context) -> RecordDict:
-    """Train the received model; when asked, also measure the Grams."""
+    """Train the received model; measure its Grams too if the station asks for them."""
     from hfedatm.base.records import grams_to_record, state_to_record
 
     work = _work(message, context)
@@ -49,7 +49,7 @@ def train(message: Message, context: Context) -> RecordDict:
         metrics["gram-seconds"] = time.perf_counter() - trained
     metrics |= work.spend()
     metrics |= {"num-examples": work.num_examples, "seconds": time.perf_counter() - started}
-    reply["metrics"] = MetricRecord(metrics)
+    reply["metrics"] = MetricRecord({**metrics})
     return work.deliver(reply)
 
 
@@ -67,13 +67,13 @@ def measure(message: Message, context: Context) -> RecordDict:
         "gram-seconds": time.perf_counter() - started,
         **work.spend(),
     }
-    return work.deliver(RecordDict({"grams": grams, "metrics": MetricRecord(metrics)}))
+    return work.deliver(RecordDict({"grams": grams, "metrics": MetricRecord({**metrics})}))
 
 
 @app.train("prepare")
 @answering
 def prepare(message: Message, context: Context) -> RecordDict:
-    """Send what the method averages before the round."""
+    """Send the arrays that the method averages before the round."""
     from hfedatm.base.records import state_to_record
 
     work = _work(message, context)
@@ -86,7 +86,13 @@ def prepare(message: Message, context: Context) -> RecordDict:
 @answering
 def evaluate(message: Message, context: Context) -> RecordDict:
     """Evaluate the received model on this client's validation examples."""
-    return RecordDict({"metrics": MetricRecord(_work(message, context).evaluate())})
+    from hfedatm.base.records import state_to_record
+
+    numbers, sums = _work(message, context).evaluate()
+    reply = RecordDict({"metrics": MetricRecord({**numbers})})
+    if sums:
+        reply["sums"] = state_to_record(sums)
+    return reply
 
 
 @app.train("share")
@@ -101,7 +107,7 @@ def share(message: Message, context: Context) -> RecordDict:
 @app.train("check")
 @answering
 def check(message: Message, context: Context) -> RecordDict:
-    """Secure aggregation: say whose shares are false."""
+    """Secure aggregation: name the peers whose shares are false."""
     from client_app import secure
 
     return secure.check(message.content, context)
@@ -110,7 +116,7 @@ def check(message: Message, context: Context) -> RecordDict:
 @app.train("mask")
 @answering
 def mask(message: Message, context: Context) -> RecordDict:
-    """Secure aggregation: send the reply that was withheld, masked."""
+    """Secure aggregation: send the withheld reply, masked."""
     from client_app import secure
 
     return secure.mask(message.content, context)
@@ -119,7 +125,7 @@ def mask(message: Message, context: Context) -> RecordDict:
 @app.train("sign")
 @answering
 def sign(message: Message, context: Context) -> RecordDict:
-    """Secure aggregation: sign the list of those whose replies are in the sum."""
+    """Secure aggregation: sign the list of clients whose replies are in the sum."""
     from client_app import secure
 
     return secure.sign(message.content, context)
@@ -128,7 +134,7 @@ def sign(message: Message, context: Context) -> RecordDict:
 @app.train("reveal")
 @answering
 def reveal(message: Message, context: Context) -> RecordDict:
-    """Secure aggregation: help to take the masks off the sum."""
+    """Secure aggregation: send the shares that remove the masks from the sum."""
     from client_app import secure
 
     return secure.reveal(message.content, context)

@@ -1,35 +1,45 @@
-"""What a client does with one message: build, train, measure."""
+"""A client's work on one message: build the model, train it, measure it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from flwr.app import ArrayRecord, Context, RecordDict
 
 from client_app.data import client_data, data_identity
 from client_app.secure import Start, withhold
+from client_app.train_fn import call_train_fn, load_train_fn
 from client_app.training import torch_threads, train_locally
 from hfedatm.base.batches import Batches
-from hfedatm.base.building import build_method, build_model, example_grams, pick_device
+from hfedatm.base.building import (
+    build_method,
+    build_metrics,
+    build_model,
+    example_grams,
+    gram_options,
+    pick_device,
+)
 from hfedatm.base.errors import UserError
 from hfedatm.base.evaluation import evaluate
 from hfedatm.base.memory import NodeMemory
-from hfedatm.base.plugins import check_call, import_object
-from hfedatm.base.privacy_settings import gram_examples, is_private
+from hfedatm.base.metric_sums import no_sums
+from hfedatm.base.own_metrics import sendable
+from hfedatm.base.privacy_settings import gram_examples, gram_mechanism, is_private
 from hfedatm.base.records import Task, find_record, record_to_state
 from hfedatm.base.schedule import learning_rate
 from hfedatm.base.seeding import derive, seed_torch
 from hfedatm.base.trust.policy import Policy
-from hfedatm.contracts import State
+from hfedatm.contracts import State, TrainingContext
 from hfedatm_core import Gram, collect_grams
+from hfedatm_core.data import concat
 from hfedatm_core.grams.by_layer import distinct
+from hfedatm_core.grams.encoding import WireType
 
 if TYPE_CHECKING:
     from client_app.ledger import LedgerFile
     from client_app.private_release import ClientPrivacy
-
-TRAIN_FN = "train(model, batches, received, settings) -> dict of metrics"
 
 
 class LocalWork:
@@ -37,11 +47,11 @@ class LocalWork:
 
     def __init__(self, content: RecordDict, context: Context) -> None:
         self.content, self._context = content, context
-        self.task = Task.from_record(content["task"])  # type: ignore[arg-type]
+        self.task = Task.from_record(content["task"])
         settings = self.settings = self.task.settings
         self.device = pick_device(settings)
         self.method = build_method(settings)
-        # The server checks it too, but whose server is it?
+        # The server checks this too, but a client must not rely on a server it does not own.
         if settings.dp_sgd and self.task.kind != "evaluate" and not self.method.per_example_loss:
             raise UserError(
                 f"dp-sgd: client-method = {settings.client_method!r} mixes examples or sends "
@@ -67,12 +77,12 @@ class LocalWork:
         self._seed = derive(settings.seed, "client", self.task.client, *self._moment)
 
     def share(self) -> State:
-        """Return what the method averages before the round."""
+        """Return the arrays that the method averages before the round."""
         with self._reproducible():
             return self.method.share(self.model, self._batches())
 
     def train(self) -> dict[str, float]:
-        """Train, with the project's loop or the user's."""
+        """Train with the project's loop, or with the user's training function."""
         if self.privacy:
             self.privacy.require()
         with self._reproducible():
@@ -87,16 +97,27 @@ class LocalWork:
                 loss = train_locally(self.model, self.method, shuffled, self.settings, lr)
         if kept := self.method.remember():
             self.memory.save(self._moment, kept)
-        return {"loss": loss, **self.method.metrics()}
+        if self.settings.dp_sgd:
+            return {"loss": loss}  # other numbers are exact, and no ε covers them
+        return sendable({"loss": loss, **self.method.metrics()})
 
     def _train_with(self, train_fn: Callable[..., Any]) -> dict[str, float]:
+        context = TrainingContext(
+            round=self.task.round,
+            station_round=self.task.station_round,
+            lr=learning_rate(self.settings, *self._moment),
+            validation=self._validation(),
+            device=self.device,
+            memory=self.memory.load(before=self._moment),
+        )
         shuffled = self._batches(derive(self._seed, "order"))
-        metrics = train_fn(self.model, shuffled, self.received, self.settings)
-        if not isinstance(metrics, dict) or "loss" not in metrics:
-            raise UserError(
-                f"train-fn must return a dict with a 'loss', got {metrics!r}; {TRAIN_FN}"
-            )
-        return {name: float(value) for name, value in metrics.items()}
+        metrics = call_train_fn(
+            train_fn, self.model, shuffled, self.received, self.settings, context
+        )
+        if context.memory:
+            kept = {name: tensor.detach() for name, tensor in context.memory.items()}
+            self.memory.save(self._moment, kept)
+        return sendable(metrics)
 
     def _train_privately(self, lr: float) -> float:
         from client_app.private_training import train_privately
@@ -116,21 +137,18 @@ class LocalWork:
 
     def grams(self) -> dict[str, Gram]:
         """Return the Grams of the trained model's layer inputs, as this client may send them."""
-        s = self.settings
+        s, mechanism = self.settings, gram_mechanism(self.settings)
         if self.privacy:
             self.privacy.require()
         with self._reproducible():
             grams = collect_grams(
                 self.model,
                 self._batches(),
-                max_dim=s.gram_max_dim,
-                rank=s.gram_rank,
-                clip=s.privacy_clip if s.privacy_mechanism == "example" else None,
+                clip=mechanism.example_clip,
                 max_batches=s.gram_batches or None,
-                conv=s.regmean_conv,
-                bias=s.regmean_bias == "exact",
+                **gram_options(s, self.task.round),
             )
-        if self.privacy and s.privacy_mechanism != "none":
+        if self.privacy and mechanism.noised:
             return self.privacy.release(grams, gram_examples(s, self.num_examples), self.asked)
         for layer, gram in grams.items():
             if gram.rows < s.gram_min_rows:
@@ -142,34 +160,42 @@ class LocalWork:
         return grams
 
     @property
-    def gram_dtype(self) -> str:
+    def gram_dtype(self) -> WireType:
         """Return the type in which Grams leave.
 
-        Not rounded for a secure sum: the sum of numbers that were rounded each to steps of its own
-        size can be taken apart again.
+        A secure sum gets them unrounded: if each number were rounded to steps of its own size, the
+        sum could be taken apart again.
         """
         return "float64" if self.settings.secure_aggregation else self.settings.gram_dtype
 
     def spend(self) -> dict[str, float]:
-        """Book what the reply releases, before it leaves; return what to report of it."""
+        """Book the reply's releases before it leaves; return the numbers to report about them."""
         return {"epsilon": self.privacy.spend()} if self.privacy else {}
 
     def deliver(self, reply: RecordDict) -> RecordDict:
-        """Return the reply, or with secure aggregation what stands for it until it is masked."""
+        """Return the reply or, with secure aggregation, the public keys that stand for it."""
         return withhold(reply, self.content, self.task, self._context)
 
-    def evaluate(self) -> dict[str, float]:
-        """Return loss and accuracy counts on the validation examples, in all and by domain."""
-        metrics = {"loss": 0.0, "correct": 0.0, "num-examples": 0.0}
+    def evaluate(self) -> tuple[dict[str, float], State]:
+        """Return loss and accuracy counts, in total and by domain, and the sums of metrics.
+
+        All of them are measured on this client's validation examples.
+        """
+        numbers = {"loss": 0.0, "correct": 0.0, "num-examples": 0.0}
+        metrics = build_metrics(self.settings, self.data.spec)
+        sums = no_sums(metrics, self.settings)
+        metrics = {name: metrics[name] for name in sums}
         with self._reproducible():
             for domain in self.data.validation:
-                found = evaluate(self.model, Batches(domain, self.data.spec, 256, self.device))
-                metrics["loss"] += found["loss"] * len(domain)
-                for count in ("correct", "num-examples"):
-                    metrics[count] += found[count]
-                    metrics[f"{count}/{domain.name}"] = found[count]
-        metrics["loss"] /= max(1.0, metrics["num-examples"])
-        return metrics
+                batches = Batches(domain, self.data.spec, 256, self.device)
+                found = evaluate(self.model, batches, metrics)
+                numbers["loss"] += found.loss * len(domain)
+                for count, number in (("correct", found.correct), ("num-examples", found.examples)):
+                    numbers[count] += number
+                    numbers[f"{count}/{domain.name}"] = number
+                sums = {name: sums[name] + found.sums[name] for name in sums}
+        numbers["loss"] /= max(1.0, numbers["num-examples"])
+        return numbers, sums
 
     def _privacy(self) -> ClientPrivacy | None:
         if self.task.kind not in ("train", "measure"):
@@ -177,12 +203,12 @@ class LocalWork:
         from client_app.private_release import ClientPrivacy  # late: Opacus is slow to import
 
         s = self.settings
-        noised = s.privacy_mechanism != "none"
+        noised = gram_mechanism(s).noised
         grams = len(distinct(example_grams(s, self.model, self.data.spec))) if noised else 0
         return ClientPrivacy(self.task, self.num_examples, grams, self._ledger())
 
     def _ledger(self) -> LedgerFile:
-        """Return the account of this client's run or, where they have an owner, of its data."""
+        """Return the account of this client's run or, if its data have an owner, of the data."""
         from client_app.ledger import DataLedgerFile, LedgerFile  # late: so do its ledgers
 
         policy, config = Policy.current(), self._context.node_config
@@ -194,13 +220,13 @@ class LocalWork:
     def _batches(self, seed: int | None = None) -> Batches:
         return Batches(self.data.train, self.data.spec, self.settings.batch_size, self.device, seed)
 
+    def _validation(self) -> Batches:
+        """Return the validation examples of all domains; there may be none."""
+        held = self.data.validation
+        none = torch.empty(0, dtype=torch.long)
+        examples = concat(held) if held else self.data.train.subset(none)
+        return Batches(examples, self.data.spec, self.settings.batch_size, self.device)
+
     def _reproducible(self) -> Any:
         seed_torch(self._seed, self.device)
         return torch_threads(self.settings.threads)
-
-
-def load_train_fn(settings: Any) -> Callable[..., Any]:
-    """Return the user's training function, or say what it must look like."""
-    function = import_object("train-fn", settings.train_fn, "hfedatm.trainers")
-    check_call("train-fn", function, TRAIN_FN, "model", "batches", "received", "settings")
-    return function  # type: ignore[no-any-return]

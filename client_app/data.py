@@ -1,4 +1,4 @@
-"""Which examples a client has: its share of a partitioned data set, or a folder of its own."""
+"""The examples of a client: its share of a partitioned data set, or a folder of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hfedatm.base.building import find_dataset, load_data, target_domain
+from hfedatm.base.building import BadData, find_dataset, load_data, target_domain
 from hfedatm.base.errors import UserError
 from hfedatm.base.seeding import derive
 from hfedatm.base.settings import Settings
@@ -48,13 +48,13 @@ def shares_of(settings: Settings, data_dir: str | None = None) -> list[dict[str,
 
 
 def data_folder(settings: Settings, node_config: Mapping[str, Any], policy: Policy) -> str:
-    """Return the folder this node reads: the owner's word first, and where it counts alone."""
+    """Return the folder this node reads: its owner's or, without an owner's policy, the run's."""
     own = policy.data.folder or str(node_config.get("data-dir", ""))
     return own if own or policy.is_owners else settings.data_dir
 
 
 def data_identity(settings: Settings, node_config: Mapping[str, Any], policy: Policy) -> str:
-    """Return which data this node works on: the same ones have one name, whatever a run says."""
+    """Return a name for this node's data: equal data have one name, whatever a run says."""
     if folder := data_folder(settings, node_config, policy):
         return f"folder {Path(folder).expanduser().resolve()}"
     load = find_dataset(settings.dataset)
@@ -65,9 +65,9 @@ def client_data(settings: Settings, client: int, node_config: Mapping[str, Any])
     """Return a client's examples, split into training and validation.
 
     A node whose policy or ``node-config`` names a folder, and which has no ``partition-id``, owns
-    all of that folder; any other node has a share of the partitioned data set: number
-    ``client``, or on a deployed node the number its owner gave it. The held-out domain is never
-    among them.
+    all of that folder. Any other node has a share of the partitioned data set: share number
+    ``client``, or on a deployed node the number its owner gave it. No example is of the held-out
+    domain.
     """
     policy = Policy.current()
     folder = data_folder(settings, node_config, policy)
@@ -78,8 +78,14 @@ def client_data(settings: Settings, client: int, node_config: Mapping[str, Any])
     except UserError as error:
         if not (policy.is_owners and folder) or isinstance(error, PolicyRefusal):
             raise
-        # What is in the owner's folder is nobody else's business: the reason stays here.
+        # The error may quote the owner's folder, so its text stays in this node's log. A fault in
+        # the form of the data is reported: the person who started the run can correct that.
         log.error("%s: %s", folder, error)
+        if isinstance(error, BadData):
+            raise UserError(
+                f"dataset: this node's own data cannot be used as {settings.dataset!r}: "
+                f"{error.fault}; the node's log says where"
+            ) from None
         raise UserError(
             f"dataset: this node's own data cannot be loaded as {settings.dataset!r} with "
             f"target-domain {settings.target_domain!r}; the node's log says why"

@@ -1,4 +1,4 @@
-"""A deployed client works in a process of its own, whose death is an answer like any other."""
+"""A deployed client works in a process of its own; if that dies, the client replies with why."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hfedatm.base.trust.policy import Limits, Policy, PolicyRefusal
 Next = Callable[[Message, Context], Message]
 MB = 2**20
 MEMORY_CHECK_SECONDS = 0.1
-"""Seconds between two looks at the memory of a fork."""
+"""Seconds between two checks of a fork's memory."""
 
 
 class WorkLost(RuntimeError):
@@ -29,10 +29,10 @@ class WorkLost(RuntimeError):
 
 
 def in_own_process(message: Message, context: Context, call_next: Next) -> Message:
-    """Work in a fork of this process where the node is a deployed one (a Flower mod).
+    """Work in a fork of this process if the node is deployed (a Flower mod).
 
-    Otherwise a client that runs out of memory would be missed only when Flower no longer hears its
-    heartbeat, and nobody would learn why. What the owner limits is limited here.
+    Without the fork, a client that runs out of memory would be noticed only when Flower misses its
+    heartbeat, and nobody would learn why. The owner's limits on time and memory are enforced here.
     """
     metadata = message.metadata
     if metadata.message_type == MessageType.QUERY:
@@ -55,7 +55,8 @@ def in_fork(
 ) -> Message:
     """Return the reply that a fork gives.
 
-    Nobody waits for it after the time ``until``, and it is ended when it is beyond the limits.
+    The fork is ended at the time ``until``, when nobody waits for it any longer, or as soon as it
+    exceeds the limits.
     """
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe(duplex=False)
@@ -78,7 +79,7 @@ def in_fork(
 
 
 def _watch(answer: Connection, process: psutil.Process, until: float, limits: Limits) -> None:
-    """Wait for an answer; raise when it is late or takes more memory than the owner allows."""
+    """Wait for the answer; raise if it is late or the fork exceeds the owner's limits."""
     started = time.monotonic()
     left = until - time.time()
     while True:
@@ -98,7 +99,7 @@ def _watch(answer: Connection, process: psutil.Process, until: float, limits: Li
 def _check_memory(process: psutil.Process, most: float) -> None:
     try:
         used = process.memory_info().rss / MB
-    except psutil.Error:  # it is gone, which its end of the pipe will show
+    except psutil.Error:  # the process has ended; the closed pipe will show it
         return
     if used > most:
         _over("memory", f"{used:.0f} MB, more than {most:g} MB", "memory-mb")
@@ -113,13 +114,13 @@ def _over(what: str, how: str, field: str) -> NoReturn:
 
 def _work(message: Message, context: Context, call_next: Next, answer: Connection) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)  # how Flower's process ends is not for its fork
+        signal.signal(number, signal.SIG_DFL)  # the fork drops Flower's handlers
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     answer.send(call_next(message, context).content)
 
 
 def _end_with(parent: int) -> None:
-    """Leave no work behind for which nobody waits."""
+    """End this fork as soon as its parent process has ended: nobody waits for the work then."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)

@@ -1,9 +1,10 @@
 """Secure aggregation, the client's side.
 
-A client does its work as always, but keeps the reply and answers with public keys. In five short
-exchanges that follow it sends shares of its secrets, says whose shares are false, sends the reply
-as a masked vector, signs the list of those who did, and gives what takes the masks off the sum.
-Each message may find a new process, so the state between them is on this client's disk.
+A client does its usual work, but keeps the reply and answers with public keys. In the five short
+exchanges that follow, it sends shares of its secrets, names the peers whose shares are false, sends
+the reply as a masked vector, signs the list of clients that sent theirs, and sends the shares that
+remove the masks from the sum. Each message may reach a new process, so the client keeps its state
+on disk between them.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class Start:
     Attributes
     ----------
     session
-        Names the sum.
+        Name of the sum.
     asked
-        How many clients are asked; the threshold follows from it.
+        Number of clients asked; the threshold follows from it.
     metrics
-        Numbers to be averaged.
+        Names of the numbers to average.
     """
 
     session: bytes
@@ -63,7 +64,7 @@ class Start:
 
 
 def withhold(reply: RecordDict, content: RecordDict, task: Task, context: Context) -> RecordDict:
-    """Return what to answer instead of ``reply`` when the run aggregates securely."""
+    """Keep ``reply`` if the run aggregates securely, and return public keys in its place."""
     if not task.settings.secure_aggregation:
         return reply
     start = Start.of(content)
@@ -84,7 +85,7 @@ def withhold(reply: RecordDict, content: RecordDict, task: Task, context: Contex
     kept = _kept(task, context)
     with kept.lock():
         kept.begin(client, vector)
-    clear = {name: v for name, v in reply["metrics"].items() if name in IN_THE_CLEAR}
+    clear = {name: v for name, v in reply.metric_records["metrics"].items() if name in IN_THE_CLEAR}
     return RecordDict(
         {
             "keys": ConfigRecord({"message": keys}),
@@ -97,65 +98,52 @@ def withhold(reply: RecordDict, content: RecordDict, task: Task, context: Contex
 def share(content: RecordDict, context: Context) -> RecordDict:
     """Answer the key directory with one encrypted share per peer."""
     kept = _kept(_task(content), context)
-    with kept.lock():
-        client = kept.read()
+    with kept.under_way() as client:
         answer = client.share(_message(content), verify_peers(Identity.load()))
         kept.claim(client).bind("cohort", client.names.values())
-        kept.write(client)
     return _answer(answer)
 
 
 def check(content: RecordDict, context: Context) -> RecordDict:
     """Answer the peers' shares with a list of those that are false."""
-    kept = _kept(_task(content), context)
-    with kept.lock():
-        client = kept.read()
+    with _kept(_task(content), context).under_way() as client:
         answer = client.check(_message(content))
-        kept.write(client)
     return _answer(answer)
 
 
 def mask(content: RecordDict, context: Context) -> RecordDict:
     """Answer the list of participants with the masked vector."""
     kept = _kept(_task(content), context)
-    with kept.lock():
-        client = kept.read()
+    with kept.under_way() as client:
         participants = _clients(content, "participants")
         client.expect("mask")
         masked = client.mask(participants, kept.vector())
         claim = kept.claim(client)
         claim.bind("cohort", client.names.values())
         kept.keep(claim, client)
-        kept.write(client)
-        kept.forget_vector()
     return RecordDict({"masked": arrays_to_record({"vector": masked})})
 
 
 def sign(content: RecordDict, context: Context) -> RecordDict:
-    """Answer the list of survivors with a signature under it."""
+    """Answer the list of survivors with this client's signature of it."""
     kept = _kept(_task(content), context)
-    with kept.lock():
-        client = kept.read()
+    with kept.under_way() as client:
         answer = client.sign(_clients(content, "survivors"))
         claim = kept.claim(client)
         claim.bind("survivors", (client.names[survivor] for survivor in client.survivors))
         kept.keep(claim, client)
-        kept.write(client)
     return _answer(answer)
 
 
 def reveal(content: RecordDict, context: Context) -> RecordDict:
-    """Answer the signatures of the survivors with the shares that take the masks off."""
-    kept = _kept(_task(content), context)
-    with kept.lock():
-        client = kept.read()
+    """Answer the signatures of the survivors with the shares that remove the masks."""
+    with _kept(_task(content), context).under_way() as client:
         answer = client.reveal(_message(content))
-        kept.write(client)
     return _answer(answer)
 
 
 def _kept(task: Task, context: Context) -> KeptSums:
-    """Return what this client keeps; an enrolled node is one client, whatever a task calls it."""
+    """Return this client's stored sums; an enrolled node is one client, whatever a task says."""
     own = Identity.load()
     name = own.name if own else f"client-{task.client}"
     state_dir: Any = context.node_config.get("state-dir")
@@ -163,11 +151,11 @@ def _kept(task: Task, context: Context) -> KeptSums:
 
 
 def _task(content: RecordDict) -> Task:
-    return Task.from_record(content["task"])  # type: ignore[arg-type]
+    return Task.from_record(content["task"])
 
 
 def _message(content: RecordDict) -> bytes:
-    return content["secure"]["message"]  # type: ignore[return-value, index]
+    return content["secure"]["message"]  # type: ignore[return-value]
 
 
 def _clients(content: RecordDict, what: str) -> list[int]:

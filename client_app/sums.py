@@ -1,16 +1,18 @@
-"""What a client keeps of the secure sums it takes part in, on its own disk.
+"""A client's records of the secure sums it takes part in, on its own disk.
 
-Of the sum under way: its keys, the shares of its peers and its reply. Of every step it ever put
-into a sum: among whom, and the list of survivors it signed. A step may be summed again, as after a
-crash of the station, among the same clients and to the same list only: the difference of two sums
-over different clients would be the reply of one of them.
+For the sum under way, the client keeps its keys, the shares of its peers and its reply. For every
+step whose reply it ever put into a sum, it keeps the clients of that sum and the list of survivors
+it signed. A step may be summed again, for example after a crash of the station, but only among the
+same clients and with the same list: the difference between two sums over different clients would
+be the reply of one of them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,14 +26,14 @@ from hfedatm_files import PRIVATE, write_bytes
 
 @dataclass
 class Claim:
-    """What binds a client in one step; empty until its masked reply has left.
+    """The commitments of a client in one step; empty until its masked reply has left.
 
     Attributes
     ----------
     session
-        The sum that was begun last.
+        Name of the sum that was begun last.
     cohort
-        Hash of the names of the clients among which its masked reply left.
+        Hash of the names of the clients whose sum its masked reply went into.
     survivors
         Hash of the names on the list it signed.
     """
@@ -41,7 +43,7 @@ class Claim:
     survivors: str = ""
 
     def bind(self, what: str, names: Iterable[str]) -> None:
-        """Hold a client to ``names`` from now on, or refuse others than before."""
+        """Commit the client to ``names``; refuse names other than those it committed to before."""
         found = hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
         if getattr(self, what) not in ("", found):
             raise SecureAggregationError(
@@ -54,8 +56,8 @@ class Claim:
 class KeptSums:
     """The secure sums of one client in one run.
 
-    Every exchange happens under `lock` from reading to writing, so that of two messages for one
-    stage, also in two processes, only one is answered.
+    Every exchange holds `lock` from reading to writing: if two messages arrive for one stage, even
+    in two processes, only one is answered.
 
     Parameters
     ----------
@@ -84,39 +86,44 @@ class KeptSums:
         self._state.unlink(missing_ok=True)
         np.save(self._vector, vector)
         self.keep(claim, client)
-        self.write(client)
+        self._write(client)
 
-    def read(self) -> SecureClient:
-        """Return the state of the sum under way."""
-        try:
-            state = self._state.read_bytes()
-        except FileNotFoundError:
-            raise SecureAggregationError("this client has no secure sum under way") from None
-        return SecureClient.from_bytes(state)
+    @contextmanager
+    def under_way(self) -> Iterator[SecureClient]:
+        """Go on with the sum under way.
 
-    def write(self, client: SecureClient) -> None:
-        """Keep the state; called before an answer leaves, so that no stage is answered twice."""
-        write_bytes(self._state, client.to_bytes(), mode=PRIVATE)
+        The new state is stored before the answer leaves, so that no stage is answered twice. The
+        reply is removed once it is masked.
+        """
+        with self.lock():
+            try:
+                state = self._state.read_bytes()
+            except FileNotFoundError:
+                raise SecureAggregationError("this client has no secure sum under way") from None
+            client = SecureClient.from_bytes(state)
+            yield client
+            self._write(client)
+            if client.participants:
+                self._vector.unlink(missing_ok=True)
 
     def vector(self) -> npt.NDArray[np.float64]:
         """Return the reply that waits to be masked."""
         vector: npt.NDArray[np.float64] = np.load(self._vector, allow_pickle=False)
         return vector
 
-    def forget_vector(self) -> None:
-        """Remove the reply once it is masked."""
-        self._vector.unlink()
-
     def claim(self, client: SecureClient) -> Claim:
-        """Return what binds the client in its step."""
+        """Return the client's commitments in this step."""
         path = self._claim_path(client)
         if not path.is_file():
             return Claim()
         return Claim(**json.loads(path.read_text(encoding="utf-8")))
 
     def keep(self, claim: Claim, client: SecureClient) -> None:
-        """Keep what binds the client; called before what it is about leaves."""
+        """Store the client's commitments; call this before the message they concern leaves."""
         write_bytes(self._claim_path(client), json.dumps(asdict(claim)).encode(), mode=PRIVATE)
+
+    def _write(self, client: SecureClient) -> None:
+        write_bytes(self._state, client.to_bytes(), mode=PRIVATE)
 
     def _claim_path(self, client: SecureClient) -> Path:
         name = hashlib.sha256(client.step.encode()).hexdigest()[:32]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from hfedatm_core.data import Batch
 
 
 class Diverged(UserError):
-    """Training left the range of numbers."""
+    """Training diverged: the loss is no longer finite."""
 
 
 def make_optimizer(
@@ -42,8 +43,10 @@ def train_locally(
         total, count = torch.zeros((), device=next(model.parameters()).device), 0
         for inputs, targets in batches:
             optimizer.zero_grad(set_to_none=True)
-            loss = method.loss(model, inputs, targets)
-            loss.backward()
+            loss: Any = method.loss(model, inputs, targets)
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                raise UserError(f"loss must return a tensor of one number, got {_shown(loss)}")
+            loss.backward()  # type: ignore[no-untyped-call]
             method.correct(model)
             optimizer.step()
             total += loss.detach() * len(targets)
@@ -53,6 +56,11 @@ def train_locally(
                 f"the loss is {float(total)} in local epoch {epoch + 1} at lr {lr:g}: lower lr"
             )
     return float(total) / count
+
+
+def _shown(loss: object) -> str:
+    shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
+    return f"a {type(loss).__name__}{shape}"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Look at a run before it starts: what will happen to each layer, what it costs, what is wrong."""
+"""Inspect a run before it starts: the treatment of each layer, the costs, and the errors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,23 @@ from torch import nn
 from client_app.data import shares_of
 from client_app.ledger import LedgerFile
 from client_app.private_release import ClientPrivacy
-from hfedatm.base.building import build_method, build_model, build_rule, load_data, pick_device
+from hfedatm.base.building import (
+    build_method,
+    build_model,
+    build_rule,
+    example_grams,
+    load_data,
+    pick_device,
+    trace_channels,
+)
 from hfedatm.base.building import target_domain as target_of
-from hfedatm.base.privacy_settings import clients_asked, is_private, statement
+from hfedatm.base.privacy_settings import clients_asked, gram_mechanism, is_private, statement
 from hfedatm.base.records import Task
 from hfedatm.base.settings import Settings
 from hfedatm.contracts import Rule
 from hfedatm.runtime.opening import check as refuse_mistakes
-from hfedatm_core import ChannelGraph, Gram, collect_grams
-from hfedatm_core.data import DataSpec, DomainData
+from hfedatm_core import ChannelGraph, Gram
+from hfedatm_core.data import DomainData
 from hfedatm_core.grams.by_layer import distinct
 
 FLOAT = 4  # bytes
@@ -34,16 +42,16 @@ def examine(settings: Settings) -> dict[str, Any]:
     Raises
     ------
     UserError
-        For whatever would stop the run before round 1.
+        For any error that would stop the run before round 1.
     """
-    refuse_mistakes(settings)
+    foreseen = refuse_mistakes(settings)
     data = load_data(settings)
     rule = build_rule(settings)
     model = build_model(settings, data.spec, build_method(settings))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        graph = ChannelGraph.trace(model, _arguments(data.spec))
-        grams = _grams(model, data.spec, settings) if rule.needs_grams else {}
+        graph = trace_channels(settings, rule, model, data.spec)
+        grams = example_grams(settings, model, data.spec) if rule.needs_grams else {}
     return {
         "data": _data(settings, data),
         "model": {
@@ -60,14 +68,14 @@ def examine(settings: Settings) -> dict[str, Any]:
         "memory": memory(model, grams, settings),
         "privacy": _privacy(settings, grams),
         "device": _device(settings),
-        "warnings": [str(w.message) for w in caught] + _too_small(settings, data, grams),
+        "warnings": [str(w.message) for w in caught] + foreseen,
     }
 
 
 def layers(
     model: nn.Module, graph: ChannelGraph, grams: Mapping[str, Gram], rule: Rule, settings: Settings
 ) -> list[dict[str, str]]:
-    """Return for every layer with weights how it is aligned and merged, and why so."""
+    """Return for every layer with weights how it is aligned and merged, and the reason."""
     aligns = getattr(rule, "fot", False)
     solves = getattr(rule, "regmean", False)
     groups = {member.tensor: group for group in graph.groups for member in group.producers}
@@ -83,7 +91,7 @@ def layers(
             alignment, why_not = "no", f"server-rule {settings.server_rule} does not align"
         elif group is None:
             alignment, why_not = "frozen", graph.frozen.get(name, "its channels are not understood")
-        elif group.kind == "linear" and settings.ot_scope == "conv":
+        elif group.kind == "linear" and getattr(rule, "ot_scope", "all") == "conv":
             alignment, why_not = "no", "hidden units are aligned with ot-scope=all"
         else:
             alignment, why_not = "yes", f"{group.size} channels of group {group.name}"
@@ -123,10 +131,10 @@ def gram_bytes(width: int, settings: Settings) -> int:
 
 
 def bytes_up(model: nn.Module, grams: Mapping[str, Gram], settings: Settings) -> dict[str, int]:
-    """Return what goes up the tree in a round in which everybody answers.
+    """Return the bytes sent up the tree in a round in which every node answers.
 
     Clients send the model in each of the N station rounds and the Grams in the last; a station
-    sends both once. What a method shares beforehand comes on top.
+    sends both once. Arrays that a method shares beforehand come on top.
     """
     weights = _state_bytes(model)
     sent = sum(gram_bytes(gram.dim, settings) for gram in distinct(grams).values())
@@ -141,9 +149,9 @@ def bytes_up(model: nn.Module, grams: Mapping[str, Gram], settings: Settings) ->
 def memory(model: nn.Module, grams: Mapping[str, Gram], settings: Settings) -> dict[str, int]:
     """Return about how many bytes each node of a tier needs at once, without activations.
 
-    A client holds the model, what it received, gradients and the optimiser's state; a station a
-    running sum, the model it sent and one reply; the server the reference, the sum, one update and
-    its aligned copy. Grams are summed dense up to ``gram-max-dim``.
+    A client holds the model, the received model, gradients and the optimiser's state; a station
+    holds a running sum, the model it sent and one reply; the server holds the reference, the sum,
+    one update and its aligned copy. Grams are summed dense up to ``gram-max-dim``.
     """
     weights = _state_bytes(model)
     moments = 2 if settings.optimizer == "adamw" else int(settings.momentum > 0)
@@ -170,22 +178,8 @@ def _data(settings: Settings, data: DomainData) -> dict[str, Any]:
     }
 
 
-def _too_small(settings: Settings, data: DomainData, grams: Mapping[str, Gram]) -> list[str]:
-    """Warn of clients whose Grams would be refused; one example of an image is one row."""
-    share = 1 - settings.validation_fraction
-    rows = int(share * _data(settings, data)["examples_per_client"]["smallest"])
-    open_grams = bool(grams) and settings.privacy_mechanism == "none"
-    if data.spec.kind != "image" or not open_grams or rows >= settings.gram_min_rows:
-        return []
-    return [
-        f"the smallest client has about {rows} training examples, fewer than gram-min-rows = "
-        f"{settings.gram_min_rows}: its Grams will be refused. Use fewer clients, or turn on "
-        "privacy.mechanism"
-    ]
-
-
 def _privacy(settings: Settings, grams: Mapping[str, Gram]) -> dict[str, Any]:
-    """Return what is protected and, with noise, how it compares with the signal.
+    """Return what the run protects and, with noise, the ratio of noise to signal.
 
     A client's Gram sum over n examples clipped to c has at most the size n c^2; its noise has the
     Frobenius norm sigma c^2 d. The ratio is that of the station's mean over k clients.
@@ -195,13 +189,14 @@ def _privacy(settings: Settings, grams: Mapping[str, Gram]) -> dict[str, Any]:
         return found
     sizes = [sum(map(len, share.values())) for share in shares_of(settings, settings.data_dir)]
     smallest = min(sizes)
-    with tempfile.TemporaryDirectory() as folder:  # a client's ledger that nobody keeps
+    with tempfile.TemporaryDirectory() as folder:  # a ledger that is not kept
         ledger = LedgerFile(Path(folder))
         task = Task("train", settings, 1, station=0, station_round=1, client=0)
         found["sigma"] = ClientPrivacy(task, smallest, len(distinct(grams)), ledger).sigma
-    if settings.privacy_mechanism != "none" and grams:
+    mechanism = gram_mechanism(settings)
+    if mechanism.noised and grams:
         width = max(gram.dim for gram in grams.values())
-        signal = smallest if settings.privacy_mechanism == "example" else 1
+        signal = mechanism.divisor(smallest)
         ratio = found["sigma"] * width / (signal * clients_asked(settings) ** 0.5)
         found |= {"noise_to_signal": ratio, "feasible": ratio < 1}
     return found
@@ -213,23 +208,6 @@ def _device(settings: Settings) -> dict[str, Any]:
         return {"name": str(device)}
     about = torch.cuda.get_device_properties(device)
     return {"name": f"{device} ({about.name})", "bytes": about.total_memory}
-
-
-def _grams(model: nn.Module, spec: DataSpec, settings: Settings) -> dict[str, Gram]:
-    batch = (spec.example(), torch.zeros(2, dtype=torch.long))
-    return collect_grams(
-        model,
-        [batch],
-        max_dim=settings.gram_max_dim,
-        rank=settings.gram_rank,
-        conv=settings.regmean_conv,
-        bias=settings.regmean_bias == "exact",
-    )
-
-
-def _arguments(spec: DataSpec) -> tuple[Any, ...]:
-    inputs = spec.example()
-    return tuple(inputs.values()) if isinstance(inputs, dict) else (inputs,)
 
 
 def _state_bytes(model: nn.Module) -> int:

@@ -1,8 +1,9 @@
-"""Read the folders of runs, finished or still going: what `watch`, `report` and `compare` share."""
+"""Read the folders of runs, finished or not: shared code of `watch`, `report` and `compare`."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,12 +12,15 @@ from zipfile import ZipFile
 
 import numpy as np
 
+from hfedatm.base import presence
+from hfedatm.base.app_home import home_of, project_of
 from hfedatm.base.errors import UserError
 from hfedatm.base.results import read_json, read_rounds
+from hfedatm.base.round_record import RoundRecord
 from hfedatm.base.settings import Settings
 from hfedatm.base.text import printable
 
-Status = Literal["finished", "running", "silent"]
+Status = Literal["finished", "running", "stopped", "silent"]
 MOST_DIAGNOSTICS = 500_000_000  # bytes of one round, unpacked
 _NEEDED: dict[str, tuple[Any, float]] = {
     "rounds": (int, 2**31),
@@ -24,8 +28,9 @@ _NEEDED: dict[str, tuple[Any, float]] = {
     "clients-per-station": (int, 2**31),
     "client-fraction": (int | float, 1),
 }
-PATIENCE = 4  # a round that takes this many times the longest so far is no longer expected
-GRACE = 300.0  # seconds before a first or short round is given up
+_TIERS = ("stations", "clients")
+PATIENCE = 4  # a round counts as lost after this many times the longest round so far
+GRACE = 300.0  # seconds before a first or short round counts as lost
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Run:
 
     path: Path
     config: dict[str, Any]
-    rounds: list[dict[str, Any]]
+    rounds: list[RoundRecord]
     summary: dict[str, Any] | None
 
     @property
@@ -50,7 +55,7 @@ class Run:
 
     @property
     def total(self) -> int:
-        """Rounds the run is to have."""
+        """Planned number of rounds."""
         return int(self.settings["rounds"])
 
     @property
@@ -61,18 +66,36 @@ class Run:
 
     @property
     def status(self) -> Status:
-        """Whether the run is done, expected to go on, or has been silent for too long."""
+        """Whether the run is finished, going on, stopped early, or silent for too long."""
         if self.summary is not None:
             return "finished"
-        longest = max((r["seconds"] for r in self.rounds), default=0.0)
+        if self.why_stopped is not None:
+            return "stopped"
+        longest = max((r.seconds for r in self.rounds), default=0.0)
         return "running" if self.idle < max(GRACE, PATIENCE * longest) else "silent"
+
+    @cached_property
+    def why_stopped(self) -> str | None:
+        """Why an unfinished run has stopped; None while it may go on."""
+        return presence.why_stopped(self.path) if self.summary is None else None
+
+    @cached_property
+    def progress(self) -> dict[str, tuple[int, int]]:
+        """Finished stations and client trainings of the current round, each with its total."""
+        try:
+            said = read_json(self.path / presence.PROGRESS)
+            if self.status != "running" or int(said["round"]) != len(self.rounds) + 1:
+                return {}
+            return {tier: (int(said[tier][0]), int(said[tier][1])) for tier in _TIERS}
+        except (UserError, ValueError, KeyError, TypeError, IndexError):
+            return {}
 
     @property
     def seconds_left(self) -> float | None:
-        """Time the missing rounds will take, by the latest ones; None before the first."""
+        """Estimated time of the remaining rounds, from the latest rounds; None before the first."""
         if self.summary is not None:
             return 0.0
-        latest = [r["seconds"] for r in self.rounds[-5:]]
+        latest = [r.seconds for r in self.rounds[-5:]]
         if not latest:
             return None
         each = sum(latest) / len(latest)
@@ -90,16 +113,34 @@ class Run:
                 raise UserError(f"{path} cannot be read ({why}); delete it to go on") from None
         return found
 
-    def curve(self, *keys: str) -> list[tuple[int, float]]:
-        """Return ``(round, value)`` of the rounds that have the value at this path."""
-        points = []
-        for record in self.rounds:
-            value: Any = record
-            for key in keys:
-                value = value.get(key) if isinstance(value, dict) else None
-            if isinstance(value, int | float):
-                points.append((int(record["round"]), float(value)))
-        return points
+    @property
+    def domains(self) -> list[str]:
+        """Source domains for which any round has scores."""
+        return sorted({name for r in self.rounds if r.source for name in r.source.domains})
+
+    @property
+    def numbers(self) -> list[str]:
+        """Names of the plugged-in numbers that any round has."""
+        return sorted({name for r in self.rounds for name in r.numbers})
+
+    @property
+    def unseen_domain(self) -> str | None:
+        """The domain that is never trained on, once a round has evaluated on it."""
+        return next((r.unseen.domain for r in self.rounds if r.unseen), None)
+
+    def curve(self, value: Callable[[RoundRecord], float | None]) -> list[tuple[int, float]]:
+        """Return ``(round, value)`` of the rounds that have the value."""
+        points = ((record.round, value(record)) for record in self.rounds)
+        return [(number, float(found)) for number, found in points if found is not None]
+
+    def domain_curve(self, domain: str) -> list[tuple[int, float]]:
+        """Return ``(round, accuracy)`` of the rounds that have scores of a source domain."""
+
+        def accuracy(record: RoundRecord) -> float | None:
+            found = record.source.domains.get(domain) if record.source else None
+            return found.accuracy if found else None
+
+        return self.curve(accuracy)
 
 
 def read_run(where: str | Path) -> Run:
@@ -114,14 +155,14 @@ def read_run(where: str | Path) -> Run:
 
 
 def _settings(stored: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return settings of any version: text and numbers, and those that all views need in range."""
+    """Return settings of any version: text or numbers; those that all views need are in range."""
     settings = {}
     for key, value in stored.items():
         if not (value is None or isinstance(value, str | int | float)):
             raise UserError(f"{path}: {printable(key, 80)} is neither text nor a number")
         settings[printable(key)] = printable(value, 2000) if isinstance(value, str) else value
     for key, (kind, most) in _NEEDED.items():
-        value = settings.setdefault(key, Settings().as_config()[key])
+        value = settings.setdefault(key, Settings().model_dump(by_alias=True)[key])
         if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value <= most:
             raise UserError(f"{path}: {key} = {printable(value, 80)} is not plausible")
     return settings
@@ -138,7 +179,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 def find_run(where: str | Path) -> Path:
     """Return the folder of a run given by path or, in ``results``, by name."""
-    for path in (Path(where).expanduser(), Path("results") / where):
+    for path in (Path(where).expanduser(), *(folder / where for folder in _folders())):
         if (path / "config.json").is_file():
             return path.resolve()
     path = Path(where).expanduser()
@@ -149,13 +190,26 @@ def find_run(where: str | Path) -> Path:
     raise UserError(f"run: {path} is not a run's folder (it has no config.json){hint}")
 
 
-def newest_run(folder: Path = Path("results")) -> Path:
-    """Return the run that was started last in a folder of runs."""
-    runs = _runs_in(folder)
-    if not runs:
-        raise UserError(f"run: there is no run in {folder.resolve()}; start one with 'hfedatm run'")
-    return runs[-1].parent.resolve()
+def newest_run() -> Path:
+    """Return the newest run of those that belong to the current folder."""
+    if (found := latest_run()) is None:
+        here = Path("results").resolve()
+        raise UserError(f"run: there is no run in {here}; start one with 'hfedatm run'")
+    return found
 
 
-def _runs_in(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
+def latest_run() -> Path | None:
+    """Return the newest run like `newest_run`, or None if there is no run yet."""
+    runs = _runs_in(*_folders())
+    return runs[-1].parent.resolve() if runs else None
+
+
+def _folders() -> list[Path]:
+    """Return the folders of runs that belong here, including those that Flower ran elsewhere."""
+    app = project_of(Path.cwd())
+    return [Path("results"), *([home_of(app) / "results"] if app else [])]
+
+
+def _runs_in(*folders: Path) -> list[Path]:
+    runs = [path for folder in folders for path in folder.glob("*/config.json")]
+    return sorted(runs, key=lambda path: path.stat().st_mtime)

@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al., 2017): cross-entropy, nothing else.
+"""FedAvg (McMahan et al., 2017): train with cross-entropy alone.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
 arXiv:1602.05629.

@@ -1,7 +1,7 @@
 """FedIIR (Guo et al., 2023): make the classifier's gradient the same everywhere.
 
 Before a round every client sends the mean gradient of the *classifier* at the received model. It is
-averaged up the tree and smoothed, ``g_bar <- ema * g_bar + (1 - ema) * mean``, and in training
+averaged up the tree and smoothed, ``g_bar <- ema * g_bar + (1 - ema) * mean``. The training loss is
 
     loss = CE + gamma * || grad_classifier(CE) - g_bar ||^2 .
 
@@ -25,16 +25,16 @@ from hfedatm_core.models.base import head_name
 
 @dataclass
 class FedIIR(Method):
-    """Penalise what is particular in this client's classifier gradient.
+    """Penalise the part of the classifier gradient that is particular to this client.
 
     Parameters
     ----------
     gamma
         Strength of the penalty (the paper: 1e-3 on PACS, 5e-4 on Office-Home).
     ema
-        How much of the old average stays; the first round starts from its own average.
+        Share of the old average that is kept; the first round starts from its own average.
     level
-        Average over all clients (``global``) or over those of one station.
+        Average over all clients (``global``) or over those of one station (``station``).
     """
 
     gamma: float = 1e-3
@@ -42,7 +42,7 @@ class FedIIR(Method):
     level: Literal["global", "station"] = "global"
 
     def __post_init__(self) -> None:
-        """Check the level, which decides who averages."""
+        """Check the level, which decides whether the server or each station averages."""
         if self.level not in ("global", "station"):
             raise ValueError(f"level must be 'global' or 'station', got {self.level!r}")
         self.sharing = self.level  # type: ignore[misc]
@@ -52,13 +52,13 @@ class FedIIR(Method):
         return mean_loss_gradient(model, batches, _classifier(model))
 
     def blend(self, old: State, new: State) -> State:
-        """Smooth over rounds."""
+        """Return the average smoothed over rounds."""
         if not old:
             return new
         return {name: self.ema * old[name] + (1 - self.ema) * new[name] for name in new}
 
     def begin(self, model: nn.Module, shared: State, memory: State) -> None:
-        """Take the average gradient that everybody compares with."""
+        """Take the average gradient that all clients compare theirs with."""
         device = next(model.parameters()).device
         self._average = {name: g.to(device) for name, g in shared.items()}
 

@@ -1,4 +1,4 @@
-"""FedProx (Li et al., 2020): stay near the model that was received.
+"""FedProx (Li et al., 2020): keep the trained model near the received one.
 
 Li et al., "Federated Optimization in Heterogeneous Networks", arXiv:1812.06127.
 """

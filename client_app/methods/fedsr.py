@@ -26,6 +26,10 @@ from hfedatm_core.models.base import head_name
 class GaussianHead(nn.Module):
     """Replace a linear head by a Gaussian representation of the same width and a linear head."""
 
+    mu: Tensor
+    sigma: Tensor
+    z: Tensor
+
     def __init__(self, head: nn.Linear, samples: int) -> None:
         super().__init__()
         width = head.in_features
@@ -40,11 +44,15 @@ class GaussianHead(nn.Module):
         self.sigma = F.softplus(self.scale(features))
         if self.training:
             self.z = self._draw()
-            return self.classifier(self.z)
+            return self._logits(self.z)
         if self.samples == 0:
-            return self.classifier(self.mu)
-        probabilities = sum(self.classifier(self._draw()).softmax(-1) for _ in range(self.samples))
-        return torch.log(probabilities / self.samples)
+            return self._logits(self.mu)
+        probabilities = sum(self._logits(self._draw()).softmax(-1) for _ in range(self.samples))
+        return torch.log(torch.as_tensor(probabilities) / self.samples)
+
+    def _logits(self, representation: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(representation)
+        return logits
 
     def _draw(self) -> Tensor:
         return self.mu + self.sigma * torch.randn_like(self.sigma)
@@ -71,11 +79,13 @@ class FedSR(Method):
     def adapt(self, model: nn.Module) -> nn.Module:
         """Put the Gaussian representation before the classifier."""
         name = head_name(model)
-        model.set_submodule(name, GaussianHead(model.get_submodule(name), self.samples))
+        head = model.get_submodule(name)
+        assert isinstance(head, nn.Linear), "head_name returns a Linear layer"
+        model.set_submodule(name, GaussianHead(head, self.samples))
         return model
 
     def begin(self, model: nn.Module, shared: State, memory: State) -> None:
-        """Take up the class table where this client left it."""
+        """Restore the class table that this client kept from its last round."""
         self._head = next(m for m in model.modules() if isinstance(m, GaussianHead))
         classes, width = self._head.classifier.weight.shape
         device = self._head.classifier.weight.device
@@ -98,7 +108,8 @@ class FedSR(Method):
             self._table["mean"][targets],
             F.softplus(self._table["scale"][targets]),
         )
-        return error + self.l2r * head.z.norm(dim=1).mean() + self.cmi * kl.mean()
+        norm: Tensor = head.z.norm(dim=1)
+        return error + self.l2r * norm.mean() + self.cmi * kl.mean()
 
     def remember(self) -> State:
         """Keep the class table."""

@@ -4,13 +4,13 @@ Every BatchNorm becomes a mix of batch and instance normalisation,
 
     y = w BN(x) + (1 - w) IN(x),      w = sigmoid(v) learned per layer,
 
-where instance normalisation takes out what is particular to a domain and batch normalisation keeps
-what tells classes apart. The features must also suit the classifier as it was received, frozen:
+where instance normalisation removes features particular to a domain and batch normalisation keeps
+those that separate classes. The features must also suit a frozen copy of the received classifier:
 
     loss = CE(classifier(features)) + guide * CE(received classifier(features)).
 
-All layers are averaged up the tree, the mixed ones too: the unseen domain has no client of its own
-that could bring its normalisation.
+All layers are averaged up the tree, the mixed ones too, because the unseen domain has no client of
+its own that could supply its normalisation.
 
 Le et al., "Efficiently Assemble Normalization Layers and Regularization for Federated Domain
 Generalization", arXiv:2403.15605.
@@ -42,7 +42,8 @@ class MixedNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Mix the two normalisations."""
         share = torch.sigmoid(self.logit)
-        return share * self.batch(x) + (1 - share) * self.instance(x)
+        mixed: Tensor = share * self.batch(x) + (1 - share) * self.instance(x)
+        return mixed
 
 
 @dataclass
@@ -82,7 +83,7 @@ class GPerXAN(Method):
         return model
 
     def begin(self, model: nn.Module, shared: State, memory: State) -> None:
-        """Freeze a copy of the received classifier and watch what goes into the trained one."""
+        """Freeze a copy of the received classifier and record the inputs of the trained one."""
         head = model.get_submodule(head_name(model))
         assert isinstance(head, nn.Linear)
         self._weight = head.weight.detach().clone()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hfedatm.base.errors import UserError
+from hfedatm.base.privacy_settings import gram_mechanism
 from hfedatm.cli.arguments import Assignments, ConfigFile
 from hfedatm.cli.run import read_settings
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from hfedatm_core.privacy.audit import AuditResult
 
 MAX_ROWS = 256
-"""The search over rotations takes memory in the square and time in the cube of this."""
+"""Most rows; the search over rotations takes quadratic memory and cubic time in the rows."""
 
 
 def audit(
@@ -45,7 +46,7 @@ def audit(
 
       hfedatm audit privacy.mechanism=example privacy.epsilon=1 --rows 8 --plot audit.png
     """
-    from hfedatm.base.settings import resolve
+    from hfedatm.base.resolving import resolve
 
     given = read_settings(config, assignments or [])
     given |= {key: value for key, value in (("model", model), ("dataset", data)) if value}
@@ -59,7 +60,7 @@ def audit(
 
 @dataclass(frozen=True)
 class Finding:
-    """What the attack found on one layer, without and with DP; or why it was not attacked."""
+    """The result of the attack on one layer, without and with DP, or why it was not attacked."""
 
     width: int
     rows: int
@@ -93,7 +94,7 @@ def attack(
     truth = _inputs(model, batch)
     if layer and layer not in truth:
         raise UserError(f"--layer: no Linear layer {layer!r}; there are: {', '.join(truth)}")
-    clip = settings.privacy_clip if settings.privacy_mechanism == "example" else None
+    clip = gram_mechanism(settings).example_clip
     options: dict[str, Any] = {"max_dim": settings.gram_max_dim, "rank": settings.gram_rank}
     plain = collect_grams(model, [batch], **options)
     noised = _released(settings, collect_grams(model, [batch], clip=clip, **options), rows, own)
@@ -106,15 +107,15 @@ def attack(
             why = "sends a low-rank factor" if count <= MAX_ROWS else f"more than {MAX_ROWS} rows"
             findings[name] = Finding(gram.dim, count, skipped=f"not attacked: {why}")
             continue
-        results = [
+        without, private = (
             reconstruct(g[name].dense(), count, true_rows) if g else None for g in (plain, noised)
-        ]
-        findings[name] = Finding(gram.dim, count, *results)
+        )
+        findings[name] = Finding(gram.dim, count, without, private)
     return findings
 
 
 def show(findings: Mapping[str, Finding], settings: Settings) -> None:
-    """Print a table and what it means."""
+    """Print a table and its meaning."""
     from rich.console import Console
     from rich.table import Table
 
@@ -131,10 +132,10 @@ def show(findings: Mapping[str, Finding], settings: Settings) -> None:
         f"{RECOVERED_COSINE} with it.",
         highlight=False,
     )
-    if settings.privacy_mechanism == "none":
+    if not gram_mechanism(settings).noised:
         console.print("No DP is configured: set privacy.mechanism and privacy.epsilon.")
     elif settings.secure_aggregation:
-        console.print("With secure aggregation a station sees sums over clients only; this is one.")
+        console.print("With secure aggregation a station sees only sums, not this client's Gram.")
 
 
 def draw(findings: Mapping[str, Finding], path: Path) -> None:
@@ -218,8 +219,8 @@ def _inputs(model: nn.Module, batch: Any) -> dict[str, Tensor]:
 
 
 def _released(settings: Settings, grams: Any, rows: int, own: Any) -> Any:
-    """Return the Grams as the client would send them in a whole run; None without DP."""
-    if settings.privacy_mechanism == "none":
+    """Return the noised Grams that a client would send in a whole run; None without DP."""
+    if not gram_mechanism(settings).noised:
         return None
     from client_app.ledger import LedgerFile
     from client_app.private_release import ClientPrivacy

@@ -1,4 +1,4 @@
-"""``hfedatm check``: everything that can be known before a run."""
+"""``hfedatm check``: check everything that can be known before a run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check(
 
       hfedatm check --config my.yaml --json
     """
-    from hfedatm.base.settings import resolve
+    from hfedatm.base.resolving import resolve
     from hfedatm.preflight import examine
 
     found = examine(resolve(read_settings(config, assignments or [])))

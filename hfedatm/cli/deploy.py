@@ -64,6 +64,8 @@ def submit(
 ) -> None:
     """Start a run on a deployment and show its log to the end.
 
+    The deployment itself knows how many stations and clients it has.
+
     Exit code: 0 when the run completed, 1 when it ended in another way, 2 when it cannot start.
 
     For example:
@@ -73,14 +75,15 @@ def submit(
       hfedatm submit --config my.yaml server-rule=avg
     """
     from hfedatm.cli.run import read_settings
-    from hfedatm.deploy import flower
+    from hfedatm.deploy import flower, size
 
     given = read_settings(config, assignments or [])
-    # The run works in a folder of the SuperLink's: a relative path would end up there.
+    # The run works in the SuperLink's folder: a relative path would lead there.
     given["output"] = str(Path(given.get("output") or "results").expanduser().resolve())
     home = folder.resolve() / "operator"
     if not (home / "config.toml").exists():
         raise UserError(f"{folder} holds no deployment: start one with `hfedatm up`")
+    given = size.sized(given, home)
     app = flower.write_app(home / "app", "server", given)
     run_id = flower.start_run(app, "server", home)
     status, details = flower.follow(run_id, "server", home)

@@ -1,4 +1,4 @@
-"""``hfedatm export``: a run's model for use elsewhere."""
+"""``hfedatm export``: write a run's model for use elsewhere."""
 
 from __future__ import annotations
 

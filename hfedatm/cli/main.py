@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -13,7 +15,9 @@ from hfedatm.cli import (
     compare,
     deploy,
     export,
+    grams,
     init,
+    merge,
     policy,
     report,
     reproduce,
@@ -23,6 +27,7 @@ from hfedatm.cli import (
     topology,
     watch,
 )
+from hfedatm.runtime.own_tiers import require_own_tiers
 
 typer_app = typer.Typer(
     name="hfedatm",
@@ -30,6 +35,28 @@ typer_app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Hierarchical federated domain generalisation on Flower.",
 )
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(
+            f"hfedatm {version('hfedatm')}, flwr {version('flwr')}, torch {version('torch')}"
+        )
+        raise typer.Exit
+
+
+@typer_app.callback()
+def options(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_say_version, is_eager=True, help="Show the versions and exit."
+        ),
+    ] = False,
+) -> None:
+    """Hierarchical federated domain generalisation on Flower."""
+
+
 typer_app.command("init")(init.init)
 typer_app.command("run")(run.run)
 typer_app.command("check")(check.check)
@@ -37,6 +64,8 @@ typer_app.command("watch")(watch.watch)
 typer_app.command("report")(report.report)
 typer_app.command("compare")(compare.compare)
 typer_app.command("export")(export.export)
+typer_app.command("merge")(merge.merge)
+typer_app.command("grams")(grams.grams)
 typer_app.command("audit")(audit.audit)
 typer_app.command("topology")(topology.topology)
 typer_app.command("settings")(settings.settings)
@@ -52,6 +81,7 @@ def app() -> None:
     """Run the command; a user's mistake ends in one message and exit code 2."""
     sys.path.append("")  # 'mymodel:build' may be a file in the current folder
     try:
+        require_own_tiers()
         typer_app()
     except UserError as error:
         print(f"hfedatm: {error}", file=sys.stderr)

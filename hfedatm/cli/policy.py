@@ -75,7 +75,7 @@ def show(
 def check(file: File, assignments: Assignments = None) -> None:
     """Say whether a policy is well-formed and a run with these settings would be obeyed.
 
-    Exit code: 0 when it would, 2 with the line that the person would read when not.
+    Exit code: 0 when the run would be obeyed; 2 when it would be refused, with the node's reason.
 
     For example:
 
@@ -83,7 +83,7 @@ def check(file: File, assignments: Assignments = None) -> None:
 
       hfedatm policy check policy.toml local-epochs=20 train-fn=mytraining:train
     """
-    from hfedatm.base.settings import resolve
+    from hfedatm.base.resolving import resolve
     from hfedatm.base.trust.checking import check as check_policy
     from hfedatm.cli.run import read_settings
 
@@ -98,7 +98,7 @@ def check(file: File, assignments: Assignments = None) -> None:
 
 
 def _sends_grams(rule: str) -> bool:
-    """Say whether a rule asks for Grams; of own code, which is not imported here, suppose so."""
+    """Return whether a rule asks for Grams; assume so for plug-ins, which are not imported here."""
     from hfedatm.base.building import build_rule
     from hfedatm.base.settings import Settings
 

@@ -38,7 +38,7 @@ def report(
     from hfedatm.report import write_report
     from hfedatm.runs import newest_run, read_run
 
-    found = [read_run(run) for run in runs or [newest_run()]]
+    found = [read_run(run) for run in (runs or [str(newest_run())])]
     path = output or (found[0].path / "report.html" if len(found) == 1 else Path("report.html"))
     write_report(found, path)
     typer.echo(str(path))

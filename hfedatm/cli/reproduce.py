@@ -109,7 +109,7 @@ def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> list[Numb
 
 
 def _command() -> str:
-    """Return the command as the user typed it, without where their data and results are."""
+    """Return the command as the user typed it, without the paths of data and results."""
     words = [w for w in sys.argv[1:] if not w.startswith("data-dir=")]
     elsewhere = ("--jobs", "--output", "--runs")
     kept = []

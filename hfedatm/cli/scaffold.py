@@ -18,9 +18,9 @@ def scaffold(
     only: Annotated[str, typer.Option(help="Write one machine's part: server, station-1, …")] = "",
     folder: Annotated[Path, typer.Option(help="Where to write.")] = Path("."),
 ) -> None:
-    """Write the Compose files for so many stations and clients, and what they lack.
+    """Write Compose files for stations and clients, and the secrets and policies that are missing.
 
-    That is certificates and node keys, in secrets, and a policy for every machine, in policies.
+    Certificates and node keys are in the folder secrets, a policy for every machine in policies.
 
     For example:
 
@@ -39,5 +39,5 @@ def scaffold(
     if (folder / "secrets/ca.key").exists() or not (folder / "secrets").exists():
         compose.write_secrets(folder / "secrets", deployment)
         typer.echo(f"certificates and node keys: {folder / 'secrets'}")
-    else:  # another machine's part, with the secrets that the operator handed out
+    else:  # this machine has only the secrets that the operator handed out
         typer.echo(f"kept {folder / 'secrets'}: the authority's key is not here")

@@ -29,7 +29,7 @@ def topology(
       hfedatm topology preset=pacs-lenet5 data-dir=~/data --json
     """
     from hfedatm.base.building import load_data, target_domain
-    from hfedatm.base.settings import resolve
+    from hfedatm.base.resolving import resolve
 
     settings = resolve(read_settings(config, assignments or []))
     data = load_data(settings)

@@ -6,6 +6,7 @@ import json
 import statistics
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,12 +16,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hfedatm.base.text import printable
+from hfedatm.base.round_record import labels
+from hfedatm.base.text import names_in, number, printable
 from hfedatm.cli.arguments import OneRun
-from hfedatm.runs import Run, newest_run, read_run
+from hfedatm.runs import Run, latest_run, newest_run, read_run
 
-RECENT = 8  # rounds shown
-SLOW = 2.0  # times the median station
+RECENT = 8  # number of rounds shown
+MOST_SHOWN = 6  # most numbers shown of those in show-metrics
+SLOW = 2.0  # a station is slow beyond this multiple of the median
 
 
 def watch(
@@ -28,10 +31,14 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Show the state now and return.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the state now as JSON.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    upcoming: Annotated[
+        bool, typer.Option("--next", help="Wait for a run that has not begun yet.")
+    ] = False,
 ) -> None:
     """Follow a run: all three tiers, time left, who is slow or failing.
 
-    Exit code: 0 when the run is finished or going on, 1 when it has been silent for too long.
+    Waits for the first run if there is none. Exit code: 0 when the run is finished or going on, 1
+    when it was stopped or has been silent for too long.
 
     For example:
 
@@ -40,8 +47,11 @@ def watch(
       hfedatm watch results/demo
 
       hfedatm watch demo --once
+
+      hfedatm watch --next
     """
-    where = run or newest_run()
+    looking = once or as_json
+    where: str | Path = run or (newest_run() if looking else _begun(every, upcoming))
     state = read_run(where)
     if as_json:
         typer.echo(json.dumps(describe(state), indent=2))
@@ -49,78 +59,94 @@ def watch(
         Console().print(view(state))
     else:
         state = _follow(where, state, every)
-    raise typer.Exit(1 if state.status == "silent" else 0)
+    raise typer.Exit(1 if state.status in ("stopped", "silent") else 0)
+
+
+def _begun(every: float, upcoming: bool) -> Path:
+    """Return the newest run; wait for one if there is none, or if the next run is requested."""
+    found = before = latest_run()
+    if found is None or upcoming:
+        with Console().status("waiting for a run to begin; Ctrl-C stops only this view"):
+            while found is None or found == before:
+                time.sleep(every)
+                found = latest_run()
+    return found
 
 
 def _follow(where: Any, state: Run, every: float) -> Run:
     with Live(view(state), refresh_per_second=4, transient=False) as live:
         try:
-            while state.status != "finished":
+            while state.status not in ("finished", "stopped"):
                 time.sleep(every)
                 state = read_run(where)
                 live.update(view(state))
-        except KeyboardInterrupt:  # looking away does not harm the run
+        except KeyboardInterrupt:  # ending the view does not harm the run
             pass
     return state
 
 
 def describe(run: Run) -> dict[str, Any]:
     """Return the state as plain data."""
-    last = run.rounds[-1] if run.rounds else {}
+    last = run.rounds[-1] if run.rounds else None
     return {
         "run": run.name,
         "status": run.status,
         "rounds": {"done": len(run.rounds), "total": run.total},
+        "stopped": run.why_stopped,
+        "round_at_hand": run.progress,
         "seconds_left": run.seconds_left,
         "seconds_silent": None if run.status == "finished" else run.idle,
-        "stations": last.get("stations"),
-        "clients": last.get("clients"),
-        "loss": last.get("loss"),
-        "source_accuracy": last.get("source", {}).get("accuracy"),
-        "unseen_accuracy": last.get("unseen", {}).get("accuracy"),
-        "slow": slow_stations(last),
+        "stations": last and last.stations.model_dump(),
+        "clients": last and last.clients.model_dump(),
+        "loss": last and last.loss,
+        "numbers": last.numbers if last else {},
+        "source_accuracy": last and last.source_accuracy,
+        "unseen_accuracy": last and last.unseen_accuracy,
+        "slow": slow_stations(run),
         "failing": dict(failing(run)),
     }
 
 
-def slow_stations(record: dict[str, Any]) -> list[str]:
-    """Return the stations that took far longer than the median one."""
-    times = {s["name"]: s.get("seconds", 0.0) for s in record.get("per_station", [])}
+def slow_stations(run: Run) -> list[str]:
+    """Return the stations that took far longer than the median one in the last round."""
+    times = {s.name: s.seconds for record in run.rounds[-1:] for s in record.per_station}
     middle = statistics.median(times.values()) if times else 0.0
     return [name for name, seconds in times.items() if seconds > SLOW * middle]
 
 
 def failing(run: Run) -> Counter[str]:
     """Return how often each node failed in the latest rounds."""
-    return Counter(f["node"] for r in run.rounds[-RECENT:] for f in r["failures"])
+    return Counter(f.node for r in run.rounds[-RECENT:] for f in r.failures)
 
 
 def view(run: Run) -> RenderableType:
-    """Return what is shown: progress of the tiers, the latest rounds, and what is wrong."""
+    """Return the view: progress of the tiers, the latest rounds, and the problems."""
     return Group(_title(run), _tiers(run), _rounds(run), *_troubles(run))
 
 
 def _title(run: Run) -> Text:
-    colour = {"finished": "green", "running": "cyan", "silent": "red"}[run.status]
+    colour = {"finished": "green", "running": "cyan"}.get(run.status, "red")
     left = run.seconds_left
     tail = {
         "finished": "",
         "running": f", about {_clock(left)} left" if left is not None else ", first round",
+        "stopped": f": {run.why_stopped}; go on with: hfedatm run resume={run.path}",
         "silent": f", nothing new for {_clock(run.idle)}: is it still there?",
     }[run.status]
     return Text.assemble((run.name, "bold"), "  ", (run.status + tail, colour))
 
 
 def _tiers(run: Run) -> Table:
-    settings, last = run.settings, run.rounds[-1] if run.rounds else {}
-    stations = last.get("stations", {"answered": 0, "asked": settings["stations"]})
+    settings, last, now = run.settings, run.rounds[-1] if run.rounds else None, run.progress
+    stations = (last.stations.answered, last.stations.asked) if last else (0, settings["stations"])
     per_round = settings["client-fraction"] * settings["clients-per-station"]
     clients = max(1, round(per_round)) * settings["stations"]
     table = Table.grid(padding=(0, 2))
     for name, done, total in (
         ("rounds", len(run.rounds), run.total),
-        ("stations", stations["answered"], stations["asked"]),
-        ("clients", int(last.get("clients", {}).get("answered", 0)), clients),
+        ("stations", *now.get("stations", stations)),
+        *([("trainings", *now["clients"])] if now.get("clients", (0, 0))[1] else []),
+        *([] if now else [("clients", last.clients.answered if last else 0, clients)]),
     ):
         table.add_row(
             name, ProgressBar(total=max(1, total), completed=done, width=40), f"{done}/{total}"
@@ -130,31 +156,25 @@ def _tiers(run: Run) -> Table:
 
 def _rounds(run: Run) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="dim")
-    for column in (
-        "round",
-        "loss",
-        "source",
-        "unseen",
-        "moved",
-        "stations",
-        "clients",
-        "up",
-        "time",
-    ):
-        table.add_column(column, justify="right", no_wrap=True)
+    asked = names_in(str(run.settings.get("show-metrics", "")))
+    shown = labels(asked, run.numbers)[:MOST_SHOWN]
+    columns = ("source", "unseen", "moved", "stations", "clients", "up", "time")
+    for column in ("round", "loss", *shown, *columns):
+        table.add_column(Text(printable(column, 40)), justify="right", no_wrap=True)
     for record in run.rounds[-RECENT:]:
-        sent = record["bytes_up"]["clients"] + record["bytes_up"]["stations"]
+        sent = record.bytes_up.clients + record.bytes_up.stations
         table.add_row(
-            str(record["round"]),
-            f"{record['loss']:.3f}" if "loss" in record else "-",
-            _percent(record.get("source")),
-            _percent(record.get("unseen")),
-            str(record.get("moved", "-")),
-            f"{record['stations']['answered']}/{record['stations']['asked']}",
-            str(record["clients"]["answered"]),
+            str(record.round),
+            "-" if record.loss is None else f"{record.loss:.3f}",
+            *(number(record.numbers.get(label)) for label in shown),
+            _percent(record.source_accuracy),
+            _percent(record.unseen_accuracy),
+            "-" if record.moved is None else str(record.moved),
+            f"{record.stations.answered}/{record.stations.asked}",
+            str(record.clients.answered),
             f"{sent / 1e6:.1f} MB",
-            f"{record['seconds']:.1f} s",
-            style="red" if "kept" in record else None,
+            f"{record.seconds:.1f} s",
+            style="red" if record.kept else None,
         )
     return table
 
@@ -162,17 +182,17 @@ def _rounds(run: Run) -> Table:
 def _troubles(run: Run) -> list[Text]:
     lines = [
         Text(f"slow: {printable(name)} takes more than {SLOW:g} times the median", style="yellow")
-        for name in slow_stations(run.rounds[-1] if run.rounds else {})
+        for name in slow_stations(run)
     ]
-    reasons = {f["node"]: f["reason"] for r in run.rounds[-RECENT:] for f in r["failures"]}
+    reasons = {f.node: f.reason for r in run.rounds[-RECENT:] for f in r.failures}
     for node, count in failing(run).most_common(5):
         why = printable(reasons[node])
         lines.append(Text(f"failing: {printable(node)} ({count}x): {why}", style="red"))
     return lines
 
 
-def _percent(scores: dict[str, float] | None) -> str:
-    return "-" if not scores else f"{100 * scores['accuracy']:.1f} %"
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
 
 
 def _clock(seconds: float | None) -> str:

@@ -1,4 +1,4 @@
-"""What a client method is: a loss, and whatever it needs around it."""
+"""The contract of a client method: a loss, and the hooks around it."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class Method:
     """Base of all client methods; on its own it is plain empirical risk minimisation.
 
     A method is a dataclass: its fields are its hyper-parameters (``client-params``). Override only
-    what differs.
+    the hooks that differ.
     """
 
     sharing: ClassVar[Literal["none", "global", "station"]] = "none"
-    """Whether clients send something before a round (`share`), and up to where it is averaged."""
+    """Whether clients send arrays before a round (`share`), and which tier averages them."""
 
     per_example_loss: ClassVar[bool] = False
     """Whether `loss` is a mean over examples of a function of the network's output alone, and no
-    gradient is changed: what DP-SGD needs."""
+    gradient is changed; DP-SGD needs this."""
 
     def adapt(self, model: nn.Module) -> nn.Module:
-        """Return the network this method trains; called alike on every tier."""
+        """Return the network this method trains; every tier calls this in the same way."""
         return model
 
     def share(self, model: nn.Module, batches: Iterable[Batch]) -> State:
-        """Return what is averaged over clients before the round; the model is the received one."""
+        """Return the arrays to average over clients before the round; ``model`` is as received."""
         return {}
 
     def blend(self, old: State, new: State) -> State:
@@ -43,7 +43,7 @@ class Method:
         return new
 
     def begin(self, model: nn.Module, shared: State, memory: State) -> None:
-        """Set up one round: ``model`` as received, what was shared, what `remember` kept."""
+        """Set up one round: received ``model``, shared average, tensors from `remember`."""
 
     def parameters(self) -> list[nn.Parameter]:
         """Return parameters that are trained with the model but stay on the client."""
@@ -57,7 +57,7 @@ class Method:
         """Change the gradients before a step."""
 
     def remember(self) -> State:
-        """Return what this client needs in its next round; it never leaves the client."""
+        """Return the tensors this client needs in its next round; they never leave the client."""
         return {}
 
     def metrics(self) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""What a server rule is: a function from the stations' updates to the next global model.
+"""The contract of a server rule: a function from the stations' updates to the next global model.
 
-Most rules are nothing else. A rule that also changes what happens below the server says so in two
-hooks: `Rule.on_client` and `Rule.at_station`. Both are called where the work is done, from the
-same settings, so a rule is still one file.
+Most rules are nothing else. A rule that also changes the work below the server overrides two hooks:
+`Rule.on_client` and `Rule.at_station`. The clients and stations themselves call these hooks, with
+the same settings, so a rule is still one file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hfedatm_core import ChannelGraph, Merged, Update
 
 @dataclass(frozen=True)
 class Situation:
-    """What a rule may look at besides the updates."""
+    """The information that a rule may use besides the updates."""
 
     settings: Settings
     graph: ChannelGraph
@@ -30,28 +30,28 @@ class Situation:
 
 
 class StationSide:
-    """A rule's part at a station; as it stands, nothing but the example-weighted mean."""
+    """A rule's part at a station; this base class computes only the example-weighted mean."""
 
     def begin(self, task: Task, received: State, broadcast: State, memory: State) -> None:
-        """Set up a global round: the received model, the rule's arrays, what `remember` kept."""
+        """Set up a global round: received model, the rule's arrays, tensors from `remember`."""
 
     def shared(self, station_round: int) -> State:
         """Return arrays the clients get along with the model of this station round."""
         return {}
 
     def weight(self, metrics: Mapping[str, float], shared: State) -> float:
-        """Return how much a client's model counts; ``shared`` is what its method shares."""
+        """Return the weight of a client's model; ``shared`` holds the arrays its method shares."""
         return metrics["num-examples"]
 
     def after(self, station_round: int, model: State, metrics: Mapping[str, float]) -> None:
-        """Look at the station model of a finished station round and its clients' mean metrics."""
+        """Observe the station model of a finished station round and its clients' mean metrics."""
 
     def metrics(self) -> dict[str, float]:
         """Return numbers for the server."""
         return {}
 
     def remember(self) -> State:
-        """Return what the station needs in its next global round; it never leaves the station."""
+        """Return the tensors the station needs in its next global round; they never leave it."""
         return {}
 
 
@@ -63,7 +63,10 @@ class Rule(ABC):
     """
 
     needs_grams: ClassVar[bool] = False
-    """Whether clients must send Gram matrices; what is not needed is not sent."""
+    """Whether clients must send Gram matrices; otherwise they send none."""
+
+    merges_apart: ClassVar[bool] = False
+    """Whether stations that did not share a start are merged by the Grams of all layers."""
 
     reports: ClassVar[tuple[str, ...]] = ()
     """Numbers every client must report; a station passes on their example-weighted mean."""
@@ -74,14 +77,14 @@ class Rule(ABC):
     def check_report(self, metrics: Mapping[str, float]) -> None:
         """Raise ``ValueError`` for numbers of a client or a station that cannot be true.
 
-        All those in `reports`, and of a station those in `station_reports`, are there and finite.
-        Whoever reports such numbers is left out of the round.
+        The numbers in `reports`, and for a station those in `station_reports`, are present and
+        finite. A node that reports impossible numbers is left out of the round.
         """
         return None
 
     @abstractmethod
     def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
-        """Return the model to publish; ``updates`` is a stream and may be read once."""
+        """Return the model to publish; ``updates`` is a stream that can be read only once."""
 
     def next_start(self, merged: Merged) -> State:
         """Return the model the stations start the next round from."""
@@ -95,7 +98,7 @@ class Rule(ABC):
         """Raise `UserError` for settings this rule cannot work with."""
         return None
 
-    # --- what a rule does below the server
+    # --- the work of a rule below the server
 
     def on_client(self, method: Method) -> Method:
         """Return the method clients train with under this rule."""
@@ -109,12 +112,12 @@ class Rule(ABC):
         """Return arrays every station gets with the model."""
         return {}
 
-    # --- what survives a restart of the server
+    # --- memory that survives a restart of the server
 
     def remember(self) -> State:
-        """Return what the next merge needs of the earlier ones."""
+        """Return the tensors of earlier merges that the next merge needs."""
         return {}
 
     def restore(self, memory: State) -> None:
-        """Take up what `remember` returned; an empty one is the state before round 1."""
+        """Restore the tensors that `remember` returned; empty means the state before round 1."""
         return None

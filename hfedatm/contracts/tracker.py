@@ -1,4 +1,4 @@
-"""What a tracker is: three methods."""
+"""The contract of a tracker."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Tracker(ABC):
     folder
         The run's folder; its name is the run's name.
     done
-        Rounds that were logged before, when a run is resumed.
+        Number of rounds already logged, when a run is resumed.
     """
 
     package: ClassVar[str] = ""
-    """What must be installed, by the name it is imported under."""
+    """The package that must be installed, by its import name."""
     extra: ClassVar[str] = ""
-    """The extra of this project that installs it."""
+    """The extra of this project that installs the package."""
 
     @abstractmethod
     def __init__(self, settings: Settings, folder: Path, done: int = 0) -> None: ...
@@ -43,7 +43,7 @@ class Tracker(ABC):
 
     @classmethod
     def require(cls) -> None:
-        """Say what to install if the tracker cannot work here."""
+        """Raise an error that says what to install if the tracker cannot work here."""
         if cls.package and find_spec(cls.package) is None:
             raise UserError(
                 f"track: {cls.extra} is not installed; pip install 'hfedatm[{cls.extra}]'"

@@ -1,4 +1,4 @@
-"""A client method around another one: what a server rule adds to local training."""
+"""A client method that wraps another one, so that a server rule can add to local training."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hfedatm_core.data import Batch, Inputs
 
 @dataclass
 class Wrapper(Method):
-    """Do what ``inner`` does; a subclass overrides what it adds to.
+    """Delegate everything to ``inner``; a subclass overrides the hooks it adds to.
 
-    Arrays of the wrapper travel and are kept beside those of the inner method, under names that
-    begin with ``prefix``.
+    The wrapper's arrays are sent and kept beside those of the inner method, under names that begin
+    with ``prefix``.
     """
 
     prefix: ClassVar[str]
@@ -34,7 +34,7 @@ class Wrapper(Method):
         return {n[start:]: value for n, value in arrays.items() if n.startswith(self.prefix)}
 
     def marked(self, arrays: State) -> State:
-        """Return the wrapper's arrays under the names they travel with."""
+        """Return the wrapper's arrays under their prefixed names."""
         return {self.prefix + name: value for name, value in arrays.items()}
 
     def others(self, arrays: State) -> State:
@@ -46,7 +46,7 @@ class Wrapper(Method):
         return self.inner.adapt(model)
 
     def share(self, model: nn.Module, batches: Iterable[Batch]) -> State:
-        """Return what the inner method shares."""
+        """Return the arrays that the inner method shares."""
         return self.inner.share(model, batches)
 
     def blend(self, old: State, new: State) -> State:
@@ -73,9 +73,9 @@ class Wrapper(Method):
         self.inner.correct(model)
 
     def remember(self) -> State:
-        """Keep what the inner method keeps."""
+        """Keep the tensors that the inner method keeps."""
         return self.inner.remember()
 
     def metrics(self) -> dict[str, float]:
-        """Report what the inner method reports."""
+        """Report the numbers that the inner method reports."""
         return self.inner.metrics()

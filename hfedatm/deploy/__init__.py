@@ -1,1 +1,1 @@
-"""Real machines: certificates, gateways, and the processes of the three tiers."""
+"""Deployment on real machines: certificates, gateways, and the processes of the three tiers."""

@@ -1,9 +1,9 @@
-"""How a deployed station's two faces work together.
+"""Connect the two sides of a deployed station: ClientApp and ServerApp.
 
 Towards the server a station is a ClientApp, started anew for every message; towards its clients it
-is a ServerApp on the station's own SuperLink. The first hands a message's content over through the
-spool and waits (:func:`answer`); the second is one long-lived run that does the jobs in it. If no
-such run is alive the first starts one, so a station needs nobody to tend it.
+is a ServerApp on the station's own SuperLink. The ClientApp puts a message's content into the spool
+and waits (:func:`answer`); the ServerApp is one long-lived run that does the jobs in the spool. If
+no such run is alive, the ClientApp starts one, so a station needs no attendance.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ class StationRun:
 
     def ended(self) -> str:
         """Return why the submitted run is over, or an empty string while it is not."""
+        assert self.run_id is not None, "start was called before"
         status, details = flower.run_status(self.run_id, self.link)
         return f"run {self.run_id} {status}: {details}" if status.startswith("finished") else ""
 
 
 def answer(message: Message, context: Context) -> RecordDict:
-    """Answer a message of the server by way of the station run.
+    """Answer a message of the server with the help of the station run.
 
-    The node's configuration says where: ``spool`` (directory shared with the station's SuperLink)
-    and ``link`` (name of that SuperLink in Flower's configuration).
+    The node's configuration gives ``spool`` (directory shared with the station's SuperLink) and
+    ``link`` (name of that SuperLink in Flower's configuration).
     """
     try:
         spool = Spool(Path(str(context.node_config["spool"])))

@@ -1,10 +1,10 @@
 """Certificates and keys for the links and the nodes.
 
-Every machine gets one folder and nothing else: the authority's certificate ``ca.pem``; if it runs a
-SuperLink, ``link.pem``/``link.key`` for TLS and ``tasks.key``, with which it signs what it asks of
-its nodes; if it runs a SuperNode, ``node``/``node.pub``, its certificate ``node.pem``, and
-``tasks.pub``, the key of the tier above that its tasks are verified with. The authority's own key
-stays in the top folder, with the operator.
+Every machine gets one folder and nothing else. It holds the authority's certificate ``ca.pem``; if
+the machine runs a SuperLink, ``link.pem``/``link.key`` for TLS and ``tasks.key``, which signs tasks
+for its nodes; if it runs a SuperNode, ``node``/``node.pub``, its certificate ``node.pem``, and
+``tasks.pub``, the key of the tier above, which verifies tasks. The authority's own key stays in the
+top folder, with the operator.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from hfedatm.base.trust.enrolment import EnrolmentError, read_certificate
 from hfedatm_files import PRIVATE, write_bytes
 
-LIFETIME = timedelta(days=825)  # the longest that common TLS libraries accept for a server
+LIFETIME = timedelta(days=825)  # the longest that TLS libraries accept for a server
 
 
 def make_authority(folder: Path) -> None:
@@ -44,9 +45,9 @@ def make_authority(folder: Path) -> None:
 
 
 def make_link_certificate(authority: Path, folder: Path, hosts: Iterable[str]) -> None:
-    """Make ``link.pem`` and ``link.key`` for a SuperLink that is reached by the names `hosts`."""
+    """Make ``link.pem`` and ``link.key`` for a SuperLink that has the names `hosts`."""
     issuer = x509.load_pem_x509_certificate((authority / "ca.pem").read_bytes())
-    issuer_key = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
+    issuer_key = _authority_key(authority)
     hosts = list(dict.fromkeys(hosts))
     key = ec.generate_private_key(ec.SECP384R1())
     certificate = (
@@ -55,11 +56,10 @@ def make_link_certificate(authority: Path, folder: Path, hosts: Iterable[str]) -
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
         .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key()), critical=False
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()),
+            critical=False,
         )
-        .add_extension(
-            x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
-        )
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .sign(issuer_key, hashes.SHA384())
     )
     _write(folder / "link.key", _pem(key))
@@ -67,8 +67,15 @@ def make_link_certificate(authority: Path, folder: Path, hosts: Iterable[str]) -
     _write(folder / "ca.pem", (authority / "ca.pem").read_bytes(), public=True)
 
 
+def _authority_key(authority: Path) -> ec.EllipticCurvePrivateKey:
+    key = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise TypeError(f"{authority / 'ca.key'} is not a key that hfedatm scaffold makes")
+    return key
+
+
 def hosts_of(certificate: Path) -> set[str]:
-    """Return the names that a link's certificate is good for; none if there is no certificate."""
+    """Return the host names in a link's certificate; none if there is no certificate."""
     if not certificate.exists():
         return set()
     found = x509.load_pem_x509_certificate(certificate.read_bytes())
@@ -77,14 +84,14 @@ def hosts_of(certificate: Path) -> set[str]:
 
 
 def make_task_key(folder: Path) -> None:
-    """Make ``tasks.key``, with which a link signs its tasks, unless there is one."""
+    """Make ``tasks.key``, which signs a link's tasks, unless there is one."""
     if not (folder / "tasks.key").exists():
         key = Ed25519PrivateKey.generate()
         _write(folder / "tasks.key", _pem(key))
 
 
 def enrol(authority: Path, folder: Path, name: str, above: str, place: int) -> None:
-    """Make what a node lacks: its key pair, its certificate, and the key of the tier above.
+    """Make a node's missing files: its key pair, its certificate, and the key of the tier above.
 
     Parameters
     ----------
@@ -119,7 +126,7 @@ def _enrolled_as(authority: Path, folder: Path) -> tuple[str, str, int] | None:
 
 
 def make_node_key(authority: Path, folder: Path) -> None:
-    """Make ``node`` and ``node.pub``, the key pair by which a SuperNode is known to its link."""
+    """Make ``node`` and ``node.pub``, the key pair that identifies a SuperNode to its link."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(
         serialization.Encoding.PEM,
@@ -137,9 +144,9 @@ def make_node_key(authority: Path, folder: Path) -> None:
 def issue_node_certificate(
     authority: Path, folder: Path, name: str, above: str, place: int
 ) -> None:
-    """Make ``node.pem``: the authority's word on whose key ``node.pub`` is."""
+    """Make ``node.pem``, in which the authority certifies whose key ``node.pub`` is."""
     issuer = x509.load_pem_x509_certificate((authority / "ca.pem").read_bytes())
-    issuer_key = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
+    issuer_key = _authority_key(authority)
     key = serialization.load_ssh_public_key((folder / "node.pub").read_bytes())
     subject = x509.Name(
         [
@@ -152,7 +159,7 @@ def issue_node_certificate(
         _certificate(subject, issuer.subject, key)  # type: ignore[arg-type]
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
-        .sign(issuer_key, hashes.SHA384())  # type: ignore[arg-type]
+        .sign(issuer_key, hashes.SHA384())
     )
     _write(folder / "node.pem", certificate.public_bytes(serialization.Encoding.PEM), public=True)
 
@@ -167,7 +174,7 @@ def _certificate(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=5))  # clocks of two machines differ a little
+        .not_valid_before(now - timedelta(minutes=5))  # the clocks of two machines differ a little
         .not_valid_after(now + LIFETIME)
     )
 

@@ -1,4 +1,4 @@
-"""Compose files and secrets for any number of stations and clients, on one machine or several."""
+"""Write Compose files and secrets for any number of stations and clients, and any machines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTAINER_USER = 1000
 
 @dataclass(frozen=True)
 class Deployment:
-    """Which machines there are; ``host`` is where other machines reach the server's gateway."""
+    """The machines of a deployment; other machines reach the server's gateway at ``host``."""
 
     stations: int
     clients: int
@@ -39,7 +39,7 @@ class Deployment:
 
     @property
     def shown(self) -> list[str]:
-        """The links whose part of the deployment runs on this machine."""
+        """The links that run on this machine."""
         if self.only and self.only not in self.links:
             raise UserError(f"only: got {self.only!r}; must be one of {', '.join(self.links)}")
         return [self.only] if self.only else list(self.links)
@@ -83,7 +83,7 @@ def write_compose(folder: Path, deployment: Deployment) -> list[Path]:
 
 
 def write_secrets(folder: Path, deployment: Deployment) -> None:
-    """Make the certificates and keys that are missing; those that are there stay."""
+    """Make the certificates and keys that are missing; existing ones stay."""
     certificates.make_authority(folder)
     for link in deployment.links:
         certificates.make_task_key(folder / link)
@@ -98,20 +98,20 @@ def write_secrets(folder: Path, deployment: Deployment) -> None:
         first = (
             0 if link == "server" else (list(deployment.links).index(link) - 1) * deployment.clients
         )
-        for place, node in enumerate(nodes, start=first):  # the place is its partition-id
+        for place, node in enumerate(nodes, start=first):  # a node's place is its partition-id
             certificates.enrol(folder, folder / node, node, link, place)
             shutil.copyfile(folder / node / "node.pub", known / f"{node}.pub")
         for key in known.glob("*.pub"):
             if key.stem not in nodes:
                 key.unlink()
-    if os.getuid() == 0:  # containers do not run as root, and the keys are their owner's only
+    if os.getuid() == 0:  # containers do not run as root, and only their owner can read the keys
         for path in [folder, *folder.rglob("*")]:
             if path.name != "ca.key":
                 os.chown(path, CONTAINER_USER, CONTAINER_USER)
 
 
 def write_policies(folder: Path, deployment: Deployment) -> list[Path]:
-    """Write the policies that the machines of this part lack; those that are there stay."""
+    """Write the missing policies of the machines in this part; existing ones stay."""
     names = [name for link in deployment.shown for name in (link, *deployment.links[link])]
     shown = [n for n in names if n not in deployment.links or n in deployment.shown]
     files = [folder / f"{name}.toml" for name in dict.fromkeys(shown)]
@@ -119,7 +119,7 @@ def write_policies(folder: Path, deployment: Deployment) -> list[Path]:
 
 
 def write_user(folder: Path) -> None:
-    """Have the containers run as whoever owns the secrets."""
+    """Make the containers run as the user who owns the secrets."""
     if os.getuid() not in (0, CONTAINER_USER):
         owner = f"HFEDATM_UID={os.getuid()}\nHFEDATM_GID={os.getgid()}\n"
         (folder / ".env").write_text(owner, encoding="utf-8")

@@ -1,8 +1,8 @@
-"""What a container of the image runs: ``link NAME``, ``gateway NAME`` or ``node NAME``.
+"""Entry point of the image's containers: ``link NAME``, ``gateway NAME`` or ``node NAME``.
 
 A container has its machine's secrets in ``/secrets``, its owner's policy in ``/policy.toml`` (it
-does no work without one) and keeps its state in ``/state``. The commands are those of
-:mod:`hfedatm.deploy.machines`, as everywhere else.
+does no work without one) and keeps its state in ``/state``. It runs the same commands as any other
+deployment (:mod:`hfedatm.deploy.machines`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def node(machine: Machine, above: str, link: str, given: list[str]) -> Process:
 
 
 def run_link(machine: Machine, isolation: str | None, superexec_secret: str | None) -> int:
-    """Run a SuperLink; once it answers, make the keys of its nodes known to it."""
+    """Run a SuperLink; once it answers, register the keys of its nodes."""
     process = machines.link(machine, PORT, "0.0.0.0")
     if isolation:
         process.command.extend(["--isolation", isolation])
@@ -81,12 +81,12 @@ def run_link(machine: Machine, isolation: str | None, superexec_secret: str | No
     while link.poll() is None:
         if _enrol(machine, enrolled):
             ENROLLED.touch()
-        time.sleep(1)  # `hfedatm scaffold` may bring more keys at any time
+        time.sleep(1)  # `hfedatm scaffold` may add keys at any time
     return link.wait()
 
 
 def _enrol(machine: Machine, enrolled: set[Path]) -> bool:
-    """Make keys that are not among ``enrolled`` known to the link; say whether all are now."""
+    """Register keys that are not in ``enrolled`` with the link; return whether all are known."""
     folders = [] if machine.secrets is None else [machine.secrets / "nodes", Path("/nodes")]
     keys = {key for folder in folders for key in folder.glob("*.pub")}  # /nodes on Kubernetes
     for key in sorted(keys - enrolled):
@@ -99,11 +99,11 @@ def _enrol(machine: Machine, enrolled: set[Path]) -> bool:
 
 
 def healthy(machine: Machine, kind: str) -> bool:
-    """Say whether the process in this container answers; a link must also know its nodes."""
+    """Return whether the process in this container answers; a link must also know its nodes."""
     if kind == "link" and not ENROLLED.exists():
         return False
     scheme, context = "http", None
-    if machine.secrets is not None and kind != "node":  # a node answers its own machine only
+    if machine.secrets is not None and kind != "node":  # a node answers only its own machine
         scheme, context = "https", ssl.create_default_context(cafile=machine.secret("ca.pem"))
     try:
         url = f"{scheme}://localhost:{PORT}/health"

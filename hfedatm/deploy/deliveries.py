@@ -1,9 +1,9 @@
-"""What each node was given and may therefore give back.
+"""Track the messages that each node was given, and so the replies that it may send.
 
-A SuperLink checks which node makes a request, not what the request is about: a node could push a
-message for a peer under any sender, end somebody else's message, or store what nobody asked for.
-The gateway therefore keeps, for every node, the messages it was given; it passes on one reply to
-each of them, the parts of that reply, and nothing else.
+A SuperLink checks which node makes a request, not the content of the request: a node could push a
+message for a peer under any sender, end another node's message, or store data that nobody asked
+for. The gateway therefore remembers the messages that each node was given; it passes on one reply
+to each of them, the parts of that reply, and nothing else.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from hfedatm.flower_internals import (
     PushObjectRequest,
 )
 
-KEPT_MESSAGES = 64  # of each node; it works on one at a time
+KEPT_MESSAGES = 64  # messages remembered per node; a node works on one at a time
 MOST_PARTS = 100_000
 MOST_ALWAYS, MOST_TIMES = 64 * 2**20, 16
-"""A reply may hold so many bytes, and so many times what the node received with the message."""
+"""Most bytes of a reply: a constant, plus a multiple of the bytes received with the message."""
 
 
 class Refused(Exception):
-    """A request that no honest node makes; the text says why."""
+    """A request that no honest node makes; the message says why."""
 
 
 @dataclass
 class _Node:
-    """What a node has received for its last message, and what it still owes of its reply."""
+    """The bytes a node received with its last message and sent in reply, and the reply's parts."""
 
     received: int = 0
     sent: int = 0
@@ -89,8 +89,8 @@ class Deliveries:
             raise Refused("it cannot be read") from None
 
     def passed(self, path: str, body: bytes, answer: bytes) -> None:
-        """Note a request that the SuperLink granted: only now is it known who made it."""
-        with contextlib.suppress(DecodeError):  # for the node to complain about
+        """Record a request that the SuperLink granted: only then is its sender authenticated."""
+        with contextlib.suppress(DecodeError):  # the node itself will report this
             self._note(path, body, answer)
 
     def _note(self, path: str, body: bytes, answer: bytes) -> None:
@@ -126,7 +126,7 @@ class Deliveries:
         )
 
     def _run_of(self, node: int, message: str) -> str | None:
-        """Return the run of a message that a node was given, None if it was not."""
+        """Return the run of a message that a node was given; None if it was not given."""
         found = self._given.execute(
             "SELECT run FROM given WHERE node = ? AND message = ?", [str(node), message]
         ).fetchone()
@@ -149,7 +149,7 @@ class Deliveries:
     def _check_part(self, request: PushObjectRequest) -> None:
         node = self._nodes.get(request.node.node_id)
         if node is None or not node.parts:
-            return  # a gateway that was started again does not know the parts; the link does
+            return  # a restarted gateway does not know the parts; the link does
         if request.object_id not in node.parts:
             raise Refused(
                 f"node {request.node.node_id} pushes something that is not part of its reply"

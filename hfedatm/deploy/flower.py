@@ -27,11 +27,11 @@ COMPONENTS = {
 
 def environment(home: Path | None = None) -> dict[str, str]:
     """Return the environment for a Flower command that keeps its files in `home`."""
-    # Flower starts its helpers by name: one is our own, the others are where this Python is.
+    # Flower starts its helpers by name: one is our own, the others are beside this Python.
     places = [str(prefork.COMMANDS), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     settings = {
         "PATH": os.pathsep.join(places),
-        # Nodes run the code that is installed on them: nothing is fetched or reported at run time.
+        # Nodes run their installed code: Flower fetches and reports nothing at run time.
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -45,9 +45,9 @@ class FlowerError(UserError):
 
 
 def write_app(folder: Path, tier: str, config: Mapping[str, str | int | float | bool]) -> Path:
-    """Write a Flower App that only names the components of `tier`.
+    """Write a Flower App that contains only the names of the components of `tier`.
 
-    It carries no code, so what it starts is the code installed on each node.
+    The app carries no code, so each node runs its installed code.
     """
     app = {"publisher": "hfedatm", "components": COMPONENTS[tier], "config": dict(config)}
     project = {"name": f"hfedatm-{tier}", "version": version("hfedatm"), "license": "Apache-2.0"}
@@ -64,7 +64,7 @@ def start_run(app: Path, link: str, home: Path | None = None) -> int:
 
 
 def run_status(run_id: int, link: str, home: Path | None = None) -> tuple[str, str]:
-    """Return a run's status, such as ``finished:completed``, and what Flower says about it."""
+    """Return a run's status, such as ``finished:completed``, and Flower's details about it."""
     run = _flwr(["list", link, "--run-id", str(run_id)], home)["runs"][0]
     return run["status"], run["status-details"]
 
@@ -76,11 +76,11 @@ def follow(run_id: int, link: str, home: Path | None = None) -> tuple[str, str]:
         status, details = run_status(run_id, link, home)
         if status.startswith("finished"):
             return status, details
-        time.sleep(1)  # the stream broke, or ended a moment before the run
+        time.sleep(1)  # the stream broke, or ended shortly before the run
 
 
 def register_node(public_key: Path, link: str, home: Path | None = None) -> None:
-    """Let the node that holds the private key take part; registering it again is no error."""
+    """Register the node that holds the private key; registering it again is no error."""
     try:
         _flwr(["supernode", "register", str(public_key), link], home)
     except FlowerError as error:
@@ -89,7 +89,7 @@ def register_node(public_key: Path, link: str, home: Path | None = None) -> None
 
 
 def online_nodes(link: str, home: Path | None = None) -> int:
-    """Return how many nodes the SuperLink hears from."""
+    """Return how many nodes are connected to the SuperLink."""
     nodes = _flwr(["supernode", "list", link], home)["nodes"]
     return sum(node["status"] == "online" for node in nodes)
 

@@ -1,15 +1,15 @@
 """The only way from a node to a SuperLink: a reverse proxy that passes the Fleet API and no more.
 
 A SuperLink answers nodes (Fleet), the operator (Control) and its own runs (Runtime) on one port,
-and node authentication guards only the first: whoever reaches the port could start runs, that is,
-run code on every node. So the SuperLink listens where nodes cannot reach it, and they get this
-gateway, which ends TLS, passes ``/v1/fleet/*`` and ``/health`` on with headers and signatures
-unchanged, and refuses everything else. Of what a node pushes only replies to messages that it was
-given pass (see `hfedatm.deploy.deliveries`).
+and node authentication guards only the first: anyone who reaches the port could start runs, that
+is, run code on every node. So the SuperLink listens where nodes cannot reach it, and nodes connect
+to this gateway. It terminates TLS, passes ``/v1/fleet/*`` and ``/health`` on with headers and
+signatures unchanged, and refuses everything else. A node can push only replies to messages that it
+was given (see `hfedatm.deploy.deliveries`).
 
-A node that asks for work and gets none sleeps for three seconds. So the gateway keeps such a
-request and asks again itself, often at first, then twice a second: work then reaches a node almost
-at once.
+A node that asks for work and gets none sleeps for three seconds. So the gateway holds such a
+request open and asks the SuperLink again, often at first, then twice a second: work then reaches a
+node almost at once.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ log = logging.getLogger("uvicorn.error")
 _ALLOWED = re.compile(r"/health|/v1/fleet/[a-z-]+")
 # Flower sends arrays in chunks of 5 MiB, so an honest request is far below this.
 MAX_BODY = 64 * 2**20
-# Seconds that a request for work is kept, and at most between two looks.
+# Seconds for which a request for work is held open, and most seconds between two attempts.
 KEPT, LOOK_AGAIN = 10.0, 0.5
-# What Flower leaves unsaid when it refuses.
+# Explanations that Flower's refusals lack.
 _MEANING = {
     "/v1/fleet/activate-node": ": it does not know this node's key, or still hears from it",
     "/v1/fleet/register-node": ": a node without a key is not let in",
@@ -64,7 +64,7 @@ def build(
     """Return the gateway to the SuperLink at the URL `upstream`, as an ASGI application."""
     known = deliveries or Deliveries()
     verify = ssl.create_default_context(cafile=ca_file) if ca_file else True
-    # Flower's nodes give up after 30 s themselves; the environment's proxies lead elsewhere.
+    # Flower's nodes give up after 30 s; the proxies in the environment are not for this link.
     client = httpx.AsyncClient(base_url=upstream, verify=verify, timeout=60, trust_env=False)
 
     @asynccontextmanager
@@ -83,7 +83,7 @@ def build(
             over = waited > KEPT or await request.is_disconnected()
             if over or not _no_work(request, answer):
                 return answer
-            # Who has just done something is likely to be asked for more soon.
+            # A node that has just finished a task is likely to get another one soon.
             await asyncio.sleep(min(LOOK_AGAIN, 0.1 * (1 + waited)))
 
     async def forward(request: Request) -> Response:
@@ -124,13 +124,13 @@ def build(
 
 
 def _no_work(request: Request, answer: httpx.Response) -> bool:
-    """Whether a node asked for work and there is none."""
+    """Return whether a node asked for work and there is none."""
     if request.url.path != PULL or answer.status_code != 200:
         return False
     try:
         return not PullMessagesResponse.FromString(answer.content).messages_list
     except DecodeError:
-        return False  # for the node to complain about
+        return False  # the node itself will report this
 
 
 def _end_to_end(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

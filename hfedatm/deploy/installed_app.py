@@ -1,7 +1,7 @@
 """A deployed node runs the ClientApp that is installed on it, whatever app a run brings along.
 
-Flower unpacks the app of a run on every node and imports what its manifest names: whoever may start
-a run could run any code. Our runs bring no code, so a node needs none of it.
+Flower unpacks the app of a run on every node and imports the modules in its manifest: anyone who
+may start a run could run any code. Our runs bring no code, so a node need not load a run's app.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ APP = "HFEDATM_APP"
 
 
 def run_installed_app_only() -> None:
-    """From now on this process runs no app but the installed one."""
+    """Make this process run only the installed app from now on."""
     load_no_app_but(installed_app)
 
 

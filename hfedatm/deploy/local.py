@@ -1,4 +1,4 @@
-"""All three tiers on this machine, for development: the same processes as in containers."""
+"""Start all three tiers on this machine, for development: the same processes as in containers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 from hfedatm.base.errors import UserError
 from hfedatm.base.trust import writing
 from hfedatm.base.trust.policy import Policy
-from hfedatm.deploy import certificates, flower, machines
+from hfedatm.deploy import certificates, flower, machines, size
 from hfedatm.deploy.machines import Machine, Process
 from hfedatm.deploy.processes import Processes
 
@@ -33,19 +34,19 @@ class Plan:
 
     links: dict[str, Process] = field(default_factory=dict)
     gateways: dict[str, Process] = field(default_factory=dict)
-    nodes: list[tuple[Machine, str, Process]] = field(default_factory=list)  # and their link
+    nodes: list[tuple[Machine, str, Process]] = field(default_factory=list)  # nodes and their link
     places: list[tuple[Machine, str, int]] = field(default_factory=list)
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where the operator reaches each link."""
+        """The address of each link for the operator."""
         return {name: f"{HOST}:{link.port}" for name, link in self.links.items()}
 
 
 def plan(
     folder: Path, stations: int, clients: int, *, insecure: bool = False, first_port: int = 9500
 ) -> Plan:
-    """Lay out a server, `stations` stations and `clients` clients each, with ports in a row."""
+    """Lay out a server and `stations` stations of `clients` clients each, on consecutive ports."""
 
     def machine(name: str) -> Machine:
         return Machine(name, folder / name, None if insecure else folder / "secrets" / name)
@@ -78,7 +79,7 @@ def write_policies(folder: Path, layout: Plan, policy: Path | None = None) -> No
     """Give every machine its policy: a copy of ``policy``, or a new one where there is none."""
     text = ""
     if policy is not None:
-        Policy.load(policy)  # nothing starts on one that cannot be read
+        Policy.load(policy)  # refuse an unreadable policy before anything starts
         text = policy.read_text(encoding="utf-8")
     for name in {*layout.links, *(machine.name for machine, _, _ in layout.nodes)}:
         file = Machine(name, folder / name, None).policy_file
@@ -90,7 +91,7 @@ def write_policies(folder: Path, layout: Plan, policy: Path | None = None) -> No
 def up(
     folder: Path, layout: Plan, *, patience: float = 120.0, policy: Path | None = None
 ) -> Processes:
-    """Start what `layout` says and wait until every node is online.
+    """Start the processes of `layout` and wait until every node is online.
 
     Every machine gets a copy of ``policy``; without one it keeps its own, or gets a new one.
     Everything is kept in `folder`: secrets, databases, spools, logs, and ``operator``, a Flower
@@ -106,6 +107,8 @@ def up(
     ca_file = make_secrets(folder / "secrets", layout) if secure else None
     operator = folder / "operator"
     machines.write_connections(operator, layout.addresses, ca_file)
+    stations = len(layout.links) - 1
+    size.note(operator, stations, len(layout.nodes) // stations - 1)
     for machine, _, node in layout.nodes:
         if machine.name in layout.links:
             own = {machine.name: layout.addresses[machine.name]}
@@ -116,7 +119,7 @@ def up(
         for process in tier.values():
             processes.start(process)
         for process in tier.values():
-            _wait(f"{process.name} answers", lambda p=process: _healthy(p, ca_file), deadline)
+            _wait(f"{process.name} answers", partial(_healthy, process, ca_file), deadline)
         if tier is layout.links and secure:
             _register(layout, operator)
     for _, _, process in layout.nodes:
@@ -124,14 +127,14 @@ def up(
     for link, expected in Counter(above for _, above, _ in layout.nodes).items():
         _wait(
             f"{expected} nodes are online at {link}",
-            lambda name=link, n=expected: flower.online_nodes(name, operator) >= n,
+            partial(_online, link, expected, operator),
             deadline,
         )
     return processes
 
 
 def make_secrets(folder: Path, layout: Plan) -> str:
-    """Make what the machines lack of certificates and keys; return the authority's certificate."""
+    """Make the machines' missing certificates and keys; return the authority's certificate."""
     certificates.make_authority(folder)
     for name in layout.links:
         if not (folder / name / "link.key").exists():
@@ -164,13 +167,17 @@ def _check_ports(processes: list[Process]) -> None:
                 ) from None
 
 
+def _online(link: str, expected: int, operator: Path) -> bool:
+    return flower.online_nodes(link, operator) >= expected
+
+
 def _healthy(process: Process, ca_file: str | None) -> bool:
     scheme = "http" if ca_file is None else "https"
     context = None if ca_file is None else ssl.create_default_context(cafile=ca_file)
     try:
         url = f"{scheme}://{HOST}:{process.port}/health"
         with urllib.request.urlopen(url, timeout=5, context=context) as answer:
-            return answer.status == 200
+            return bool(answer.status == 200)
     except OSError:
         return False
 

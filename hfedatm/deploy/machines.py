@@ -1,4 +1,4 @@
-"""Which processes make up the three tiers, as plain data: one function per kind of process.
+"""The processes of the three tiers as plain data: one function per kind of process.
 
 The commands are the same on one machine, in containers and on many machines; only addresses and
 folders differ.
@@ -18,15 +18,15 @@ from hfedatm.base.trust import secrets
 from hfedatm.base.trust.policy import VARIABLE as POLICY
 from hfedatm.deploy.installed_app import APP
 
-# What the two kinds of nodes import before any message comes. Torch imports `_dynamo` with the
-# first optimizer, and the embedded data set is scikit-learn's.
+# Modules that the two kinds of nodes import before any message arrives. Torch imports `_dynamo`
+# with the first optimizer, and the embedded data set is scikit-learn's.
 _STATION_WORK = "station_app.app"
 _CLIENT_WORK = "client_app.app client_app.client client_app.secure torch._dynamo sklearn.datasets"
 
 
 @dataclass(frozen=True)
 class Process:
-    """A long-lived process: what it is called, how it starts, where it answers."""
+    """A long-lived process: its name, its command, its address."""
 
     name: str
     command: list[str]
@@ -37,10 +37,10 @@ class Process:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where one member of the hierarchy keeps its state and its secrets.
+    """The folders in which one machine of the hierarchy keeps its state and its secrets.
 
-    ``secrets`` is None when the links are plain text and nodes are not authenticated. The owner's
-    ``policy`` is in the state unless it is elsewhere.
+    ``secrets`` is None if the links are plain text and nodes are not authenticated. The owner's
+    ``policy`` is in the state folder unless another path is given.
     """
 
     name: str
@@ -50,16 +50,17 @@ class Machine:
 
     @property
     def policy_file(self) -> Path:
-        """What the owner of this machine allows a run to do with it."""
+        """The path of the owner's policy for this machine."""
         return self.policy or self.state / "policy.toml"
 
     def secret(self, file: str) -> str:
         """Return the path of one of this machine's secrets."""
+        assert self.secrets is not None, "without TLS nobody asks for secrets"
         return str(self.secrets / file)
 
 
 def link(machine: Machine, port: int, host: str = "127.0.0.1") -> Process:
-    """Return a SuperLink. It must listen where only its operator and its gateway reach it."""
+    """Return a SuperLink. Only its operator and its gateway must be able to reach it."""
     command = ["flower-superlink", "--host", host, "--port", str(port)]
     command += ["--database", str(machine.state / "link.db")]
     command += ["--disable-runtime-dependency-installation"]
@@ -104,14 +105,14 @@ def node(
         **process.environment,
         PRELOAD: _STATION_WORK if "link" in config else _CLIENT_WORK,
         APP: "station_app.app:client" if "link" in config else "client_app.app:app",
-        # A process that has looked for GPUs in any other way must not fork.
+        # A process must not fork after it has looked for GPUs in any other way.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
     return replace(process, environment=environment)
 
 
 def _process(machine: Machine, kind: str, command: list[str], port: int) -> Process:
-    # What a node remembers from round to round is part of its machine's state.
+    # A node's memory from round to round is part of its machine's state.
     own = {"HFEDATM_STATE": str(machine.state / "memory"), POLICY: str(machine.policy_file)}
     if machine.secrets is not None:
         own[secrets.FOLDER] = str(machine.secrets)

@@ -1,8 +1,8 @@
-"""A node's process that has imported all that is slow to import, and forks for every message.
+"""A node's process that has imported all slow modules, and forks for every message.
 
 Flower starts a new process per message. On our nodes the command it starts is a small one
-(``bin/flwr-clientapp``), which hands its arguments to this process; a fork of it then does what
-Flower's own command does. What one message leaves behind in memory concerns no other.
+(``bin/flwr-clientapp``), which hands its arguments to this process; a fork of this process then
+does the work of Flower's own command. No message sees what another left in memory.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from hfedatm.deploy.installed_app import run_installed_app_only
 from hfedatm.flower_internals import clientapp_command
 
 COMMANDS = Path(__file__).with_name("bin")
-"""The folder of the small command; it must come first on the path of a node."""
+"""The folder of the small command; it must come first on a node's ``PATH``."""
 
 ADDRESS = "prefork"
 
 
 def serve(node: psutil.Process) -> None:
-    """Fork for whoever asks, until the process ``node`` is gone."""
+    """Fork for every request, until the process ``node`` has ended."""
     run_installed_app_only()
     command = clientapp_command()
     for module in os.environ.get(PRELOAD, "").split():
         import_module(module)
-    gc.freeze()  # what is there already is not to be copied into every fork
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    gc.freeze()  # keep the collector from touching, and so copying, these objects in every fork
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks are not waited for
     try:
         _fork_for_each_request(node, command)
     finally:
-        gc.unfreeze()  # what is left over when Python ends may complain, as triton does
+        gc.unfreeze()  # frozen objects may raise errors when Python exits, as those of triton do
 
 
 def _fork_for_each_request(node: psutil.Process, command: Callable[[], None]) -> None:
@@ -56,7 +56,7 @@ def _fork_for_each_request(node: psutil.Process, command: Callable[[], None]) ->
 
 
 def _next_request(listener: socket.socket) -> list[str]:
-    """Return, in a fork, what the next one to ask wants; return nothing here."""
+    """Return the arguments of the next request in a fork; return nothing in this process."""
     try:
         connection, _ = listener.accept()
         with connection:
@@ -65,13 +65,13 @@ def _next_request(listener: socket.socket) -> list[str]:
             if not os.fork():
                 return arguments
             connection.sendall(b"+")
-    except (OSError, ValueError):  # nobody, or somebody who has gone away
+    except (OSError, ValueError):  # no request, or its sender has gone
         pass
     return []
 
 
 def _do_and_end(work: Callable[[], None]) -> NoReturn:
-    """Do the work and leave at once: there is nothing to tidy up that would not end anyway."""
+    """Do the work and exit at once: everything left to clean up ends with the process."""
     code = 1
     try:
         work()
@@ -88,7 +88,7 @@ def _do_and_end(work: Callable[[], None]) -> NoReturn:
 
 def _listen() -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
-    Path(ADDRESS).unlink(missing_ok=True)  # of a process that is gone
+    Path(ADDRESS).unlink(missing_ok=True)  # left by a process that has ended
     before = os.umask(0o177)
     listener.bind(ADDRESS)
     os.umask(before)
@@ -98,11 +98,11 @@ def _listen() -> socket.socket:
 
 
 def _lives(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
 
 
 def do_one(arguments: list[str]) -> None:
-    """Do what Flower's command does, here and once: no process could be asked to fork for it."""
+    """Do the work of Flower's command in this process, because no prefork process answers."""
     run_installed_app_only()
     sys.argv = ["flwr-clientapp", *arguments]
     clientapp_command()()

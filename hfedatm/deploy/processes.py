@@ -1,4 +1,4 @@
-"""Processes that outlive the command that started them: start, find, and end exactly those."""
+"""Start, find and end processes that outlive the command that started them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Processes:
         return self.folder / "processes.json"
 
     def start(self, process: Process) -> int:
-        """Start a process, note it, and return its id; its output goes to a file of its name."""
+        """Start a process, record it, and return its id; its output goes to a file of its name."""
         process.home.mkdir(parents=True, exist_ok=True)
         with (self.folder / f"{process.name}.log").open("ab") as log:
             started = subprocess.Popen(
@@ -36,13 +36,13 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # an interrupt at the terminal is not for them
+                start_new_session=True,  # an interrupt at the terminal must not reach them
                 env=flower.environment(process.home)
                 | {"PYTHONUNBUFFERED": "1"}
                 | dict(process.environment),
             )
         noted = self.noted()
-        # An id alone may belong to a stranger one day; with its start time it cannot.
+        # Another process may get the same id one day, but not the same id and start time.
         noted[process.name] = [started.pid, psutil.Process(started.pid).create_time()]
         write_text(self.record, json.dumps(noted, indent=1))
         return started.pid
@@ -52,7 +52,7 @@ class Processes:
         return json.loads(self.record.read_text()) if self.record.exists() else {}
 
     def living(self) -> dict[str, psutil.Process]:
-        """Return those of the started processes that are alive."""
+        """Return the started processes that are still alive."""
         living = {}
         for name, (pid, created) in self.noted().items():
             try:
@@ -64,11 +64,11 @@ class Processes:
         return living
 
     def down(self, patience: float = 10.0) -> list[str]:
-        """End the processes and what they started; return the names of those that were alive."""
+        """End the processes and their children; return the names of those that were alive."""
         living = self.living()
-        # Flower's helpers have nothing left to do without their parent, but are slow to see it.
+        # Flower's helpers are useless without their parent, but notice its end slowly.
         family = [child for each in living.values() for child in each.children(recursive=True)]
-        # Tier by tier: a node says goodbye to its link, through the gateway, before it ends.
+        # Nodes first: a node signs off from its link, through the gateway, before it ends.
         deadline = time.monotonic() + patience
         for kind in ("node", "gateway", "link"):
             ending = [each for name, each in living.items() if name.endswith(f"-{kind}")]

@@ -1,1 +1,1 @@
-"""Grids: how a tier reaches its children in a simulation, in one process and in a deployment."""
+"""Grids through which a tier reaches its children: in a simulation, one process or a deployment."""

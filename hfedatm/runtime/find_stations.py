@@ -1,4 +1,4 @@
-"""From a Flower Grid to a Grid whose nodes are stations, in a simulation or a deployment."""
+"""Turn a Flower Grid into a Grid whose nodes are stations, in a simulation or a deployment."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ log = logging.getLogger("hfedatm")
 def stations_of(grid: Grid, settings: Settings) -> Grid:
     """Return the Grid of stations behind ``grid``.
 
-    Real stations say so when asked. Nodes that are clients are those of a simulation: they are
-    divided among stations that run in this process.
+    Each node says whether it is a station or a client. Clients are the nodes of a simulation: they
+    are divided among stations that run in this process.
     """
     roster = Roster(grid)
     nodes = roster.wait_for(settings.stations, settings.join_timeout)

@@ -1,26 +1,26 @@
-"""The ClientApp called directly: three tiers without Ray, SuperLink or network."""
+"""Call the ClientApp directly: three tiers without Ray, SuperLink or network."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Thread
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from hfedatm.base.seeding import torch_turn
 from hfedatm.base.streaming import StreamingGrid
-
-_turn = Lock()
-"""All clients of the process train one after the other: torch's random state is global."""
+from hfedatm.base.tracebacks import is_debugging, raise_if_debugging
 
 
 class InProcessGrid(StreamingGrid):
-    """Clients of one station, each run when its reply is asked for.
+    """Clients of one station; each runs when its reply is requested, one at a time.
 
-    Running on demand keeps one reply in memory at a time. A client that exceeds its time is left
-    behind: Python cannot stop it, but the next one starts and the process can end without it.
+    Running on demand keeps one reply in memory at a time. A client that exceeds its time limit is
+    abandoned: Python cannot stop its thread, but the next client starts and the process can end
+    without it.
     """
 
     def __init__(self, app: ClientApp, clients: Iterable[int]) -> None:
@@ -34,7 +34,7 @@ class InProcessGrid(StreamingGrid):
         return self._clients
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Keep the messages until their replies are asked for."""
+        """Keep the messages until their replies are requested."""
         ids = []
         for message in messages:
             ids.append(str(next(self._ids)))
@@ -48,7 +48,9 @@ class InProcessGrid(StreamingGrid):
     def wait_for(self, message_id: str, sent_at: float, timeout: float | None) -> Message | None:
         """Run one client; its time counts from its own start, since clients run in turn."""
         message, answer = self._waiting.pop(message_id), SimpleQueue[Message]()
-        with _turn:
+        with torch_turn:
+            if is_debugging():  # raise an error here, not in a separate thread
+                return self._run(message)
             Thread(target=lambda: answer.put(self._run(message)), daemon=True).start()
             try:
                 return answer.get(timeout=timeout)
@@ -65,5 +67,6 @@ class InProcessGrid(StreamingGrid):
         )
         try:
             return self._app(message, context)
-        except BaseException as error:  # also a client that calls sys.exit
+        except BaseException as error:  # also catches a client that calls sys.exit
+            raise_if_debugging(error)
             return Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=message)

@@ -1,4 +1,4 @@
-"""The three tiers in one process: for debugging, tests and sweeps."""
+"""Run the three tiers in one process: for debugging, tests and sweeps."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hfedatm.base.settings import Settings
 from hfedatm.flower_internals import identify_process
 from hfedatm.runtime.in_process import InProcessGrid
 from hfedatm.runtime.opening import open_run
+from hfedatm.runtime.progress import Progress
 from hfedatm.runtime.stations import LocalStationsGrid
 from server_app.run import run_rounds
 from station_app.station import run_station
@@ -20,7 +21,9 @@ def run_locally(given: Mapping[str, Any]) -> dict[str, Any]:
     """Run a federation here and return its summary."""
     identify_process()
     with open_run(given) as folder:
-        return run_rounds(folder, local_stations(folder.settings))
+        stations = local_stations(folder.settings)
+        Progress(folder.path, folder.settings).follow(stations)
+        return run_rounds(folder, stations)
 
 
 def local_stations(settings: Settings) -> LocalStationsGrid:

@@ -1,4 +1,4 @@
-"""A view of a Flower Grid: these children, under their logical ids, and no other node."""
+"""A view of a Flower Grid that shows only chosen children, under their logical ids."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hfedatm.base.streaming import StreamingGrid
 from hfedatm.base.wire import reason_of
 
 UNREADABLE = 1_002
-"""Error code of a reply made here for one that Flower cannot turn into a message."""
+"""Error code of the reply that replaces one that Flower cannot turn into a message."""
 LINK_ERRORS = (httpx.HTTPError, httpx.StreamError, OSError)
-"""What a pull raises when the SuperLink, rather than a node's reply, is the trouble."""
+"""Errors of a pull that come from the SuperLink rather than from a node's reply."""
 
 
 class MappedGrid(StreamingGrid):
@@ -29,7 +29,7 @@ class MappedGrid(StreamingGrid):
         Logical id -> node id. Several logical ids may live on one node: a simulation with fewer
         nodes than clients then works through them in turn.
     poll
-        Seconds between the first looks for a reply.
+        Seconds between the first polls for a reply.
     """
 
     def __init__(self, grid: Grid, node_of: Mapping[int, int], poll: float = 0.05) -> None:
@@ -46,7 +46,7 @@ class MappedGrid(StreamingGrid):
         """Send each message to the node its logical id lives on."""
         ids = []
         for message in messages:
-            # One at a time: a link that refuses a message leaves its id out of the answer.
+            # One at a time: a link that refuses a message omits its id from the answer.
             ids.append(next(iter(self._grid.push_messages([self._outgoing(message)])), ""))
             self._waiting[ids[-1]] = message
         return ids
@@ -64,28 +64,28 @@ class MappedGrid(StreamingGrid):
         )
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that are there, under the logical ids of those who were asked."""
+        """Return the replies that have arrived, under the logical ids of the asked nodes."""
         return [reply for message_id in message_ids if (reply := self._pull(message_id))]
 
     def _pull(self, message_id: str) -> Message | None:
-        """Return the reply to one message if it is there; one that cannot be read is an error.
+        """Return the reply to one message if it has arrived; an unreadable reply becomes an error.
 
-        Neither Flower's own "node unavailable" nor what a node writes into its reply is relied on
-        for whose it is: that is known from what was asked.
+        The sender is taken from the message that was sent, never from the reply or from Flower's
+        "node unavailable" error.
         """
         try:
             found = next(iter(self._grid.pull_messages([message_id])), None)
             if found is None:
                 return None
             answer = found.error if found.has_error() else found.content
-        except LINK_ERRORS:  # nothing has been heard of the node
+        except LINK_ERRORS:  # the node's reply is still unknown
             raise
-        except Exception as error:  # an object that does not inflate, of whatever kind
+        except Exception as error:  # Flower cannot inflate the reply; errors of many classes
             answer = Error(UNREADABLE, f"its reply cannot be read: {reason_of(error)}")
         return Message(answer, reply_to=self._waiting.pop(message_id))
 
     def wait_for(self, message_id: str, sent_at: float, timeout: float | None) -> Message | None:
-        """Look for the reply until the time is up, less often the longer it takes."""
+        """Poll for the reply until the time is up, less often the longer it takes."""
         while message_id:
             if replies := self.pull_messages([message_id]):
                 return replies[0]
@@ -93,6 +93,6 @@ class MappedGrid(StreamingGrid):
             if timeout is not None and waited >= timeout:
                 self._waiting.pop(message_id)
                 break
-            # Every look costs a SuperLink milliseconds that its nodes could use.
+            # Every poll costs the SuperLink milliseconds that its nodes could use.
             time.sleep(max(self._poll, min(0.05 * waited, 2.0)))
         return None

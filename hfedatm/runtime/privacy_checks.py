@@ -1,4 +1,4 @@
-"""Refuse a run whose model, method or rule cannot keep what its privacy settings promise."""
+"""Refuse a run whose model, method or rule cannot keep the promise of its privacy settings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from hfedatm.base.building import example_grams
 from hfedatm.base.errors import UserError
+from hfedatm.base.privacy_settings import gram_mechanism
 from hfedatm.base.settings import Settings
 from hfedatm.contracts import Method, Rule, StationSide
 from hfedatm_core import FactorGram
@@ -19,13 +20,14 @@ from hfedatm_core.data import DataSpec
 def check_privacy(
     settings: Settings, rule: Rule, method: Method, model: nn.Module, spec: DataSpec
 ) -> None:
-    """Raise `UserError` that names the layer, method or rule in the way, and the fix."""
-    if settings.privacy_mechanism != "none" and not rule.needs_grams:
+    """Raise `UserError` that names the incompatible layer, method or rule, and the fix."""
+    noised = gram_mechanism(settings).noised
+    if noised and not rule.needs_grams:
         raise UserError(
             f"privacy.mechanism noises Grams, of which server-rule = {settings.server_rule!r} uses "
             "none; dp-sgd=true protects the weights"
         )
-    if settings.privacy_mechanism != "none" or (settings.secure_aggregation and rule.needs_grams):
+    if noised or (settings.secure_aggregation and rule.needs_grams):
         _check_widths(settings, model, spec)
     if settings.dp_sgd:
         _check_dp_sgd(settings, rule, method, model, spec)
@@ -41,7 +43,7 @@ def check_privacy(
 def _check_widths(settings: Settings, model: nn.Module, spec: DataSpec) -> None:
     for layer, gram in example_grams(settings, model, spec).items():
         if isinstance(gram, FactorGram):
-            what = "secure sums" if settings.privacy_mechanism == "none" else "privacy noise"
+            what = "privacy noise" if gram_mechanism(settings).noised else "secure sums"
             raise UserError(
                 f"gram-max-dim: layer {layer!r} has {gram.dim} inputs and would send a low-rank "
                 f"factor, for which there are no {what}; raise gram-max-dim to {gram.dim} (a Gram "
@@ -69,7 +71,7 @@ def _check_dp_sgd(
 
 
 def _try_a_step(settings: Settings, method: Method, model: nn.Module, spec: DataSpec) -> None:
-    """Train on two made-up examples: what Opacus cannot do shows here and not in round 1."""
+    """Train on two made-up examples, so that Opacus fails here and not in round 1."""
     from client_app.private_training import train_privately
     from hfedatm.base.batches import Batches
     from hfedatm_core.data import Domain

@@ -1,4 +1,4 @@
-"""Who is there: ask nodes for their place in the tree, and follow them as they come and go."""
+"""Roster of nodes: ask nodes for their place in the tree, and follow them as they come and go."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Roster:
         )
 
     def wait_for(self, count: int, timeout: float) -> list[NodeIdentity]:
-        """Wait until ``count`` nodes are there, or as many as a simulation says it has."""
+        """Wait until ``count`` nodes are connected, or as many as a simulation reports."""
         deadline = time.monotonic() + timeout
         while True:
             nodes = self.present()
@@ -60,14 +60,14 @@ class Roster:
             node_id = reply.metadata.src_node_id
             try:
                 self._known[node_id] = introduced(reply, nonces[node_id])
-            except Exception as error:  # of any class: what it says is not to be relied on
+            except Exception as error:  # errors of any class: a node may answer anything
                 log.warning("node %d does not say who it is: %s", node_id, reason_of(error))
 
 
 class LiveGrid(MappedGrid):
-    """Children of a deployed tier under their places; a child that restarts is found again.
+    """Children of a deployed tier, by their places; a child that restarts is found again.
 
-    Who has been there once is asked ever after: a child that is away fails the round by name.
+    A child that was seen once is asked in every later round: if it is away, it fails by name.
     """
 
     def __init__(self, grid: Grid, roster: Roster, poll: float = 0.2) -> None:
@@ -77,7 +77,7 @@ class LiveGrid(MappedGrid):
         self._names: dict[int, str] = {}
 
     def begin_job(self) -> None:
-        """Start another job: the one above may ask again for a step that was done before."""
+        """Start another job: the tier above may repeat a step that was done before."""
         self._signer = Signer.load()
 
     def get_node_ids(self) -> list[int]:
@@ -87,7 +87,7 @@ class LiveGrid(MappedGrid):
         for node in present:
             place = node.index if node.index >= 0 else node.node_id
             holder = self._node_of.setdefault(place, node.node_id)
-            # A node that came back under a new id replaces its older self, and nobody else.
+            # A node may take a place under a new id only if the old id is no longer connected.
             if holder != node.node_id and holder in connected:
                 log.warning("node %d claims the place of another: %d", node.node_id, place)
                 continue
@@ -106,12 +106,12 @@ class LiveGrid(MappedGrid):
         return sent
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that are there; what cannot be read is a failure of that node."""
+        """Return the replies that have arrived; an unreadable reply is a failure of its node."""
         return [parcel.opened(reply) for reply in super().pull_messages(message_ids)]
 
 
 def _step(message: Message) -> str:
-    """Name what a task is about; a task that is asked for again in a step has another group."""
+    """Return the name of a task's step; a repeated task in the same step has another group id."""
     task = message.content["task"]
     parts = (task["run"], task["round"], task["station_round"], message.metadata.group_id)
     return "/".join(map(str, parts))

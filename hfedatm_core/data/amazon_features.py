@@ -1,7 +1,7 @@
-"""Amazon Reviews as a frozen transformer sees them: one vector per review, made once and cached.
+"""Amazon Reviews encoded by a frozen transformer: one vector per review, made once and cached.
 
-Training a head on these is training ``minilm`` with ``freeze=true``, without running the encoder
-again in every epoch.
+Training a head on these vectors equals training ``minilm`` with ``freeze=true``, without running
+the encoder again in every epoch.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ def load(
     data_dir
         A parquet or CSV file, or the folder with one whose name starts with ``amazon``.
     encoder
-        The pretrained transformer: an installed package that carries it, a folder or a hub id.
+        The pretrained transformer: an installed package that contains it, a folder or a hub id.
     max_length
         Longer texts are cut to this number of tokens.
     """

@@ -1,4 +1,4 @@
-"""What a data set is: domains in memory (or memory-mapped), and how they become batches."""
+"""The interface of a data set: domains in memory (or memory-mapped), and batches of them."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ SHAPES = {"image": "(channels, height, width)", "text": "(tokens,)", "vector": "
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a model needs to know about the data.
+    """The description of the data that a model is built from.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class DataSpec:
     vocab_size
         Number of token ids (text only).
     tokenizer
-        What turned the text into ids, so that pretrained weights can refuse foreign ids.
+        The tokenizer that made the ids, so that a pretrained model can refuse foreign ids.
     mean, std
         Per-channel constants; a stored uint8 image reaches the model as ``(x/255 - mean) / std``.
     """
@@ -135,7 +135,7 @@ class DomainData:
         Raises
         ------
         ValueError
-            If there is no such domain; the message lists the ones there are.
+            If there is no such domain; the message lists the existing domains.
         """
         found = match_name(name, self.domains, self.aliases)
         if found is None:
@@ -160,7 +160,7 @@ def match_name(
 
 
 def name_list(value: str | int | Sequence[str] | None) -> tuple[str, ...] | None:
-    """Read a list of names that may have been typed as one string, with commas or ``+`` between."""
+    """Read a list of names, or one string of names separated by commas or ``+``."""
     if value is None:
         return None
     parts = re.split("[,+]", str(value)) if isinstance(value, str | int) else value
@@ -208,9 +208,10 @@ def batches(
     generator
         Shuffles the pass; without it the examples come in their stored order.
     device
-        Where the batches go. uint8 is moved before it is converted, a quarter of the bytes.
+        The device of the batches. uint8 images are moved before they are converted, which moves
+        a quarter of the bytes.
     drop_last
-        Leave out a last batch that is not full.
+        Skip a last batch that is not full.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, not {batch_size}")
@@ -253,7 +254,7 @@ def _rows(inputs: Inputs, rows: Tensor | slice) -> Inputs:
 
 
 def _trim(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Cut the columns behind the last token of the longest example."""
+    """Cut off the columns behind the last token of the longest example."""
     mask = inputs.get("attention_mask")
     if mask is None:
         return inputs

@@ -37,7 +37,7 @@ def digest(parts: Iterable[object]) -> str:
 
 
 def file_signature(path: Path) -> str:
-    """Return what changes when a file is replaced: its size and its time of modification."""
+    """Return a file's size and time of modification, which change when the file is replaced."""
     status = path.stat()
     return f"{status.st_size}:{status.st_mtime_ns}"
 
@@ -49,11 +49,11 @@ def cached_array(
     dtype: npt.DTypeLike,
     fill: Callable[[Array], None],
 ) -> Array:
-    """Return the memory-mapped array of this name and key; ``fill`` writes it if it is not there.
+    """Return the memory-mapped array of this name and key; ``fill`` writes a missing one.
 
-    Several processes may ask at once: one fills the array while the others wait, and a half-written
-    file is never seen (it is renamed when it is complete). The array is mapped copy-on-write,
-    so writing to it never changes the file.
+    Several processes may ask at once: one fills the array while the others wait. No process sees a
+    half-written file, because the file gets its name when it is complete. The array is mapped
+    copy-on-write, so writing to it never changes the file.
     """
     path = cache_dir() / f"{name}-{key}.npy"
     found = _open(path, shape, dtype)

@@ -1,7 +1,7 @@
 """Rotated digits: scikit-learn's 1,797 real handwritten digits, one angle per domain.
 
-Needs no download. As in rotated MNIST, each domain has images of its own, so that no digit of the
-unseen domain has been seen at another angle.
+The data set needs no download. As in rotated MNIST, each domain has images of its own, so that no
+digit of the unseen domain was trained on at another angle.
 """
 
 import math

@@ -25,7 +25,7 @@ def load(
     size: int = 32,
     domains: str | Sequence[str] | None = None,
 ) -> DomainData:
-    """Load the domains that are there, train and test parts together, as RGB.
+    """Load the domains whose files exist, train and test parts together, as RGB.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def load(
     size
         Images are resized to ``size x size`` pixels.
     domains
-        Which domains to load; by default all that are there.
+        Domains to load; by default all whose files exist.
     """
     if size < 1:
         raise ValueError(f"size must be at least 1 pixel, not {size}")

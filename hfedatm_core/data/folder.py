@@ -1,7 +1,7 @@
 """Images in the layout ``<data set>/<domain>/<class>/<image>``, decoded once and cached.
 
-This is the layout DomainBed uses. ``load`` reads any such folder; the files of the known data sets
-(`pacs`, `office_home`, `terra_incognita`) only say what theirs looks like.
+This is the layout DomainBed uses. ``load`` reads any such folder; the modules of the known data
+sets (`pacs`, `office_home`, `terra_incognita`) only describe their folders.
 """
 
 import logging
@@ -28,14 +28,14 @@ STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class FolderLayout:
-    """What the folder of a known data set looks like, and where to get it.
+    """The folder of a known data set, and where to get it.
 
     Attributes
     ----------
     title
         The name in messages.
     folders
-        Names the data set's own folder may have; the first is the one to recommend.
+        Names the data set's own folder may have; messages recommend the first.
     domains, classes
         All its domains and classes, as DomainBed names their folders.
     source
@@ -70,8 +70,8 @@ def load(
     domains
         Which domains to load; all by default. A list or one string with commas or ``+``.
     classes
-        All classes, in order. Without it they are the sorted names of the class folders that are
-        there, so a site that holds only some of the classes must give the list.
+        All classes, in order. By default they are the sorted names of the existing class folders,
+        so a site that holds only some of the classes must give the list.
     """
     if data_dir is None or not str(data_dir):
         raise ValueError("this data set needs a data directory with <domain>/<class>/<image>")
@@ -93,10 +93,10 @@ def load_layout(
     domains: str | Sequence[str] | None,
     classes: str | Sequence[str] | None,
 ) -> DomainData:
-    """Load a known data set; ``data_dir`` is the folder above its own folder, or that one itself.
+    """Load a known data set; ``data_dir`` is its own folder or the folder above.
 
-    The folder may hold only some of the domains (a site with its own share of the data); the
-    class list is the data set's in any case, so that all sites number the classes alike.
+    The folder may hold only some of the domains (a site with its own share of the data). The class
+    list is always that of the whole data set, so that all sites number the classes alike.
     """
     present, root = _locate(layout, data_dir)
     wanted = name_list(domains)
@@ -127,7 +127,7 @@ def decode_image(path: Path, size: int) -> Array:
 
 
 def _locate(layout: FolderLayout, data_dir: Path | str | None) -> tuple[dict[str, Path], Path]:
-    """Return the domain folders that are there, by domain, and the folder they are in."""
+    """Return the existing domain folders, by domain, and the folder that holds them."""
     where = Path(data_dir).expanduser() if data_dir is not None and str(data_dir) else None
     candidates = [where / name for name in layout.folders] + [where] if where is not None else []
     for candidate in candidates:
@@ -208,7 +208,7 @@ def _samples(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     from torchvision.datasets import ImageFolder
 
     class DomainFolder(ImageFolder):  # type: ignore[misc]
-        """An ImageFolder whose classes are numbered by the data set's list, not by this folder."""
+        """An ImageFolder that numbers classes by the data set's list, not by its own folders."""
 
         def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
             numbers = {}

@@ -1,4 +1,4 @@
-"""Who holds what: domains over clients, clients over stations, validation within a client."""
+"""Divide domains over clients, clients over stations, and validation within a client."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -29,8 +29,8 @@ def client_shares(
     lam
         0: every client holds its own domains only; 1: all clients hold the same mixture.
     seed
-        Decides which examples of a domain go where. A domain is shuffled in the same way whatever
-        the other source domains are.
+        Decides which client gets which examples of a domain. The shuffling of a domain does not
+        depend on the other source domains.
 
     Returns
     -------
@@ -49,7 +49,7 @@ def client_shares(
     counts = heterogeneous_partition([len(data.domains[n]) for n in names], num_clients, lam)
     shares: Shares = [{} for _ in range(num_clients)]
     for name, row in zip(names, counts, strict=True):
-        # Hashed together: torch's generator looks at the lowest 32 bits of a seed only.
+        # Hash seed and name, because torch's generator uses only the lowest 32 bits of a seed.
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
         order = torch.randperm(len(data.domains[name]), generator=generator)
         for share, indices in zip(shares, torch.split(order, [int(n) for n in row]), strict=True):
@@ -72,8 +72,8 @@ def station_order(
     """Assign the clients to stations of equal size.
 
     Clients are ordered by the domain they hold most of. ``domain`` cuts that order into
-    consecutive pieces, so that clients of one domain share stations; ``mixed`` deals it out like
-    cards, so that every station sees all domains it can.
+    consecutive pieces, so that clients of one domain share stations; ``mixed`` deals the clients
+    out in turn, so that every station gets as many domains as possible.
 
     Returns
     -------
@@ -101,9 +101,9 @@ def station_order(
 def split_validation(targets: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
     """Split a client's examples into training and validation, evenly over the classes.
 
-    Takes ``m = round(fraction * n)`` of the ``n`` examples: shuffled, sorted by class, every
-    ``n/m``-th. So each class gives ``fraction`` of its examples, up to one more or less, also where
-    classes are too small to be rounded one by one.
+    Validation gets ``m = round(fraction * n)`` of the ``n`` examples: they are shuffled, sorted by
+    class, and every ``n/m``-th is taken. So each class gives ``fraction`` of its examples, up to
+    one more or less, even if classes are too small to be rounded one by one.
 
     Returns
     -------

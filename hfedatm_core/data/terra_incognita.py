@@ -37,5 +37,5 @@ def load(
     domains: str | Sequence[str] | None = None,
     classes: str | Sequence[str] | None = None,
 ) -> DomainData:
-    """Load it from ``<data_dir>/terra_incognita``; options as in `folder.load`."""
+    """Load Terra Incognita from ``<data_dir>/terra_incognita``; options as in `folder.load`."""
     return load_layout(LAYOUT, data_dir, size, domains, classes)

@@ -14,16 +14,16 @@ from hfedatm_core.pretrained import from_hub, local_folder
 
 
 class Tokenizer(Protocol):
-    """What turns texts into ids."""
+    """A tokenizer, which turns texts into ids."""
 
     @property
     def vocab_size(self) -> int:
-        """All ids are below it."""
+        """Number of ids; every id is below it."""
         ...
 
     @property
     def signature(self) -> str:
-        """Changes when the tokenizer would give other ids."""
+        """A text that differs for tokenizers that give different ids."""
         ...
 
     def encode(self, texts: Sequence[str], max_length: int) -> Array:
@@ -35,8 +35,8 @@ class Tokenizer(Protocol):
 class HashTokenizer:
     """Lower-case words, each mapped to ``2 + crc32(word) mod (vocab_size - 2)``.
 
-    Id 0 is padding, id 1 starts every text. It needs no files and knows no language: for tests and
-    small models that learn their own embedding, not for pretrained ones.
+    Id 0 is padding, id 1 starts every text. The tokenizer needs no files and knows no language: it
+    is for tests and small models that learn their own embedding, not for pretrained models.
     """
 
     vocab_size: int = 8192
@@ -48,7 +48,7 @@ class HashTokenizer:
 
     @property
     def signature(self) -> str:
-        """All that the ids depend on."""
+        """The scheme and the vocabulary size, which determine the ids."""
         return f"hash-1:{self.vocab_size}"
 
     def encode(self, texts: Sequence[str], max_length: int) -> Array:

@@ -3,13 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import SPEC, run_small, small_settings, tiny_batches
+from helpers import SPEC, lines_of, run_small, small_settings, tiny_batches
 from torch import nn
 
 from client_app.methods.gperxan import GPerXAN, MixedNorm
 from hfedatm.base.building import build_method, build_model, load_data
 from hfedatm.base.errors import UserError
-from hfedatm.base.results import read_rounds
 from hfedatm_core import ChannelGraph, align
 from hfedatm_core.data import DataSpec
 
@@ -88,6 +87,6 @@ def test_bad_parameters_are_refused(params):
 
 def test_run(tmp_path):
     folder = run_small(tmp_path, client_method="gperxan", model="test_gperxan:net_with_norm")
-    rounds = read_rounds(folder)
+    rounds = lines_of(folder)
     assert len(rounds) == 2
     assert not any(record["failures"] for record in rounds)

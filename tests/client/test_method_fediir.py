@@ -72,7 +72,7 @@ def test_averaged_up_both_tiers_it_is_the_mean_over_all_examples():
 
     inputs, targets = all_examples(settings, range(4))
     for name, expected in mean_gradient(model.eval(), inputs, targets).items():
-        torch.testing.assert_close(strategy.shared[name], expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(strategy.memory.shared[name], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_moving_average_starts_from_the_first_and_then_smooths():

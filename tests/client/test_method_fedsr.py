@@ -13,6 +13,7 @@ from client_app.methods.fedsr import FedSR, GaussianHead, gaussian_kl
 from hfedatm.base.building import build_method, build_model
 from hfedatm.base.memory import NodeMemory
 from hfedatm.base.records import record_to_state
+from hfedatm_core import ChannelGraph
 
 
 def fedsr(**params):
@@ -129,3 +130,20 @@ def test_adapted_model_has_the_shape_of_the_original(training):
     method = FedSR()
     model = method.adapt(copy.deepcopy(tiny_net(SPEC))).train(training)
     assert model(torch.randn(5, *SPEC.input_shape)).shape == (5, 3)
+
+
+def test_reordered_channels_keep_what_is_trained():
+    """Draws run only in training, and the class table is in the order of the representation."""
+    method, model, _ = fedsr(l2r=0.3, cmi=0.2)
+    model.double()
+    graph = ChannelGraph.trace(model, SPEC.example().double())
+    assert graph.groups
+    orders = {group.name: torch.arange(group.size).flip(0) for group in graph.groups}
+    reordered = graph.permute(copy.deepcopy(model.state_dict()), orders)
+    inputs, targets = tiny_batches(1)[0]
+    losses = []
+    for state in (copy.deepcopy(model.state_dict()), reordered):
+        model.train().load_state_dict(state)
+        torch.manual_seed(5)
+        losses.append(method.loss(model, inputs.double(), targets))
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-10, atol=1e-10)

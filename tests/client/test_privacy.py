@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from flwr.common.config import flatten_dict
-from helpers import ask_client, log_lines, run_small, small_settings, tiny_data, tiny_net
+from helpers import ask_client, lines_of, log_lines, run_small, small_settings, tiny_data, tiny_net
 from torch import nn
 
 from client_app.methods.fedavg import FedAvg
@@ -19,7 +19,6 @@ from hfedatm.base.errors import UserError
 from hfedatm.base.memory import NodeMemory
 from hfedatm.base.privacy_settings import statement
 from hfedatm.base.records import record_to_grams, record_to_state
-from hfedatm.base.results import read_rounds
 from hfedatm.base.settings import SettingsError, keys
 from hfedatm.contracts import StationSide
 from hfedatm.runtime.opening import check
@@ -259,7 +258,7 @@ def test_a_ledger_that_cannot_be_read_stops_the_client():
 def test_every_round_says_what_was_spent(tmp_path):
     with log_lines() as lines:
         folder = run_small(tmp_path, **EXAMPLE)
-    spent = [record["privacy"] for record in read_rounds(folder)]
+    spent = [record["privacy"] for record in lines_of(folder)]
     assert [s["budget"] for s in spent] == [4.0, 4.0]
     assert 0 < spent[0]["epsilon"] < spent[1]["epsilon"] <= 4.0 * (1 + 1e-9)
     shown = [line for line in lines if line.startswith("round")]
@@ -276,7 +275,7 @@ def test_what_was_spent_survives_resume(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             run_small(tmp_path, **EXAMPLE)
     run_small(tmp_path, resume=str(tmp_path / "run"))
-    spent = [record["privacy"]["epsilon"] for record in read_rounds(tmp_path / "run")]
+    spent = [record["privacy"]["epsilon"] for record in lines_of(tmp_path / "run")]
     assert len(spent) == 2
     assert spent[1] == pytest.approx(4.0, rel=1e-6)
 
@@ -317,7 +316,7 @@ def test_dp_sgd_books_its_steps_with_the_grams():
 
 def test_dp_sgd_keeps_to_the_budget_over_a_run(tmp_path):
     folder = run_small(tmp_path, **{**EXAMPLE, "dp-sgd": True, "privacy.epsilon": 8.0})
-    records = read_rounds(folder)
+    records = lines_of(folder)
     assert [record["failures"] for record in records] == [[], []]
     assert records[-1]["privacy"]["epsilon"] == pytest.approx(8.0, rel=1e-4)
     assert records[-1]["privacy"]["epsilon"] <= 8.0 * (1 + 1e-9)
@@ -363,6 +362,6 @@ def test_a_fixed_model_is_the_same_on_every_tier_and_trains(tmp_path):
     graph = ChannelGraph.trace(model, (tiny_data().spec.example(),))
     assert "1" in graph.frozen, "channels that GroupNorm ties together are not moved"
     assert set(example_grams(settings, model, tiny_data().spec)) == {"5", "7"}
-    records = read_rounds(run_small(tmp_path, **given, rounds=1))
+    records = lines_of(run_small(tmp_path, **given, rounds=1))
     assert records[0]["failures"] == []
     assert records[0]["privacy"]["budget"] is None

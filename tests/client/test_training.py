@@ -79,10 +79,10 @@ def test_evaluate_counts_and_averages():
     found = evaluate(model, batches)
     inputs, targets = (torch.cat(part) for part in zip(*batches, strict=True))
     logits = model(inputs)
-    assert found["num-examples"] == 15
-    assert found["correct"] == int((logits.argmax(1) == targets).sum())
+    assert found.examples == 15
+    assert found.correct == int((logits.argmax(1) == targets).sum())
     expected = torch.nn.functional.cross_entropy(logits, targets).item()
-    assert found["loss"] == pytest.approx(expected, rel=1e-5)
+    assert found.loss == pytest.approx(expected, rel=1e-5)
 
 
 def test_epochs_are_shuffled_anew_and_reproducibly():

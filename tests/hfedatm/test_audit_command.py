@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from hfedatm.base.building import build_method, build_model, load_data
 from hfedatm.base.errors import UserError
-from hfedatm.base.settings import resolve
+from hfedatm.base.resolving import resolve
 from hfedatm.cli.audit import attack, draw
 from hfedatm.cli.main import typer_app
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from helpers import SMALL, small_settings
+from torch import nn
 
 from hfedatm.base.errors import UserError
 from hfedatm.preflight import examine, gram_bytes
@@ -16,7 +17,7 @@ def arguments(**changes):
 
 def test_layers_are_merged_as_foretold(results):
     foretold = {layer["layer"]: layer for layer in examine(small_settings())["model"]["layers"]}
-    happened = read_run(results / "hfedatm-0").rounds[0]["merge"]
+    happened = read_run(results / "hfedatm-0").rounds[0].merge.model_dump()
     for name, layer in happened["layers"].items():
         assert foretold[name]["merged"] == layer["how"], name
     aligned = {name for name, layer in foretold.items() if layer["aligned"] == "yes"}
@@ -26,7 +27,7 @@ def test_layers_are_merged_as_foretold(results):
 def test_scope_all_is_foretold(results):
     foretold = examine(small_settings(ot_scope="all"))["model"]["layers"]
     aligned = {layer["layer"] for layer in foretold if layer["aligned"] == "yes"}
-    assert aligned == set(read_run(results / "apart").rounds[0]["merge"]["stations"]["station 0"])
+    assert aligned == set(read_run(results / "apart").rounds[0].merge.stations["station 0"])
     last = foretold[-1]
     assert last["aligned"] == "frozen" and "output" in last["aligned_why"]
 
@@ -34,7 +35,7 @@ def test_scope_all_is_foretold(results):
 @pytest.mark.parametrize("rule", ["avg", "hfedatm"])
 def test_bytes_are_as_foretold(results, rule):
     foretold = examine(small_settings(server_rule=rule))["bytes_up_per_round"]
-    happened = read_run(results / f"{rule}-0").rounds[0]["bytes_up"]
+    happened = read_run(results / f"{rule}-0").rounds[0].bytes_up.model_dump()
     for tier in ("clients", "stations"):
         # Arrays carry headers of some hundred bytes, which weigh much in so small a model.
         assert foretold[tier] <= happened[tier] <= 2.0 * foretold[tier] + 4096
@@ -57,15 +58,24 @@ def test_noise_that_drowns_the_grams_is_said(hfedatm):
     assert hfedatm("check", *arguments(**usable)).exit_code == 0
 
 
-def test_clients_too_small_for_a_gram_are_warned_of():
-    def warned(**changes):
-        return any(
-            "gram-min-rows" in text for text in examine(small_settings(**changes))["warnings"]
-        )
+def test_clients_too_small_for_a_gram_stop_the_run_before_round_1():
+    few = {"stations": 20}  # 10 examples per client, one of them held out
+    message = "40 of 40 clients have too few examples: .* 9 rows, fewer than gram-min-rows = 64"
+    with pytest.raises(UserError, match=message):
+        examine(small_settings(**few))
+    examine(small_settings(**few, server_rule="avg"))
+    noise = {"privacy.mechanism": "example", "privacy.sigma": 1.0}
+    examine(small_settings(**few, **noise))
 
-    assert warned(stations=20)  # 10 examples per client
-    assert not warned()
-    assert not warned(stations=20, server_rule="avg")
+
+def test_some_clients_too_small_for_a_gram_are_warned_of():
+    """Domain a is shared by two clients of 90 training examples, b is one client's 180."""
+    three = {"stations": 3, "clients_per_station": 1, "station_quorum": 0.3}
+    [warning] = examine(small_settings(**three, gram_min_rows=100))["warnings"]
+    assert "2 of 3 clients have too few examples" in warning and "90 rows" in warning
+    assert not examine(small_settings(**three, gram_min_rows=90))["warnings"]
+    with pytest.raises(UserError, match="3 of 3 clients have too few .* 64 rows"):
+        examine(small_settings(**three, gram_min_rows=100, gram_batches=2))
 
 
 def test_the_table_shows_every_layer(hfedatm):
@@ -89,3 +99,27 @@ def test_the_table_shows_every_layer(hfedatm):
 def test_what_would_stop_a_run_is_said(change, message):
     with pytest.raises(UserError, match=message):
         examine(small_settings(**change))
+
+
+class Branching(nn.Module):
+    """What torch.fx cannot follow."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.hidden, self.head = nn.Linear(64, 8), nn.Linear(8, classes)
+
+    def forward(self, x):
+        hidden = self.hidden(x.flatten(1))
+        return self.head(hidden if hidden.sum() > 0 else 2 * hidden)
+
+
+def branching(spec):
+    return Branching(spec.num_classes)
+
+
+@pytest.mark.parametrize(
+    "rule, warned", [("hfedatm", True), ("avg", False), ("hfedatm-no-fot", False)]
+)
+def test_alignment_is_warned_of_only_where_it_is_used(caplog, rule, warned):
+    examine(small_settings(model="test_check:branching", server_rule=rule))
+    assert ("without channel alignment" in caplog.text) == warned

@@ -2,12 +2,14 @@
 
 import json
 import sys
+from importlib.metadata import version
 
 import pytest
 from helpers import SMALL
 from typer.testing import CliRunner
 
-from hfedatm.base.settings import SettingsError, keys
+from hfedatm.base.resolving import all_keys
+from hfedatm.base.settings import SettingsError
 from hfedatm.cli.main import app, typer_app
 from hfedatm.cli.run import read_settings
 
@@ -70,6 +72,18 @@ def test_a_mistake_ends_in_one_message_without_a_traceback(capsys, monkeypatch, 
 def test_settings_lists_every_key():
     shown = CliRunner().invoke(typer_app, ["settings", "--json"])
     assert shown.exit_code == 0
-    assert [row["key"] for row in json.loads(shown.output)] == keys()
+    listed = [row["key"] for row in json.loads(shown.output)]
+    assert [key for key in listed if not key.startswith("rule-params=")] == all_keys()
     table = CliRunner().invoke(typer_app, ["settings"], env={"COLUMNS": "200"})
     assert "clients-per-station" in table.output
+
+
+def test_version_names_what_matters(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["hfedatm", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        app()
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert [f"{name} {version(name)}" in said for name in ("hfedatm", "flwr", "torch")] == [
+        True
+    ] * 3

@@ -4,6 +4,7 @@ import json
 import statistics
 
 import pytest
+from helpers import a_record
 from scipy import stats
 
 from hfedatm.comparison import Estimate, differing, group, p_value, scores
@@ -12,14 +13,9 @@ from hfedatm.runs import Run, read_run
 
 def make(name: str, accuracy: float, **settings) -> Run:
     """Return a run that only exists in memory, with one round."""
-    record = {
-        "round": 1,
-        "seconds": 1.0,
-        "failures": [],
-        "bytes_up": {"clients": 0, "stations": 0},
-        "source": {"accuracy": 0.5, "loss": 1.0},
-        "unseen": {"accuracy": accuracy, "loss": 1.0},
-    }
+    record = a_record(
+        source={"accuracy": 0.5, "loss": 1.0}, unseen={"domain": "c", "accuracy": accuracy}
+    )
     return Run(name, {"settings": {"rounds": 1, "output": name, **settings}}, [record], None)
 
 
@@ -84,7 +80,7 @@ def test_command_on_real_runs(hfedatm, results):
     means = [value["mean"] for value in row["values"]]
     expected = [
         statistics.fmean(
-            read_run(results / f"{rule}-{s}").rounds[-1]["unseen"]["accuracy"] for s in (0, 1)
+            read_run(results / f"{rule}-{s}").rounds[-1].unseen_accuracy for s in (0, 1)
         )
         for rule in ("avg", "hfedatm")
     ]

@@ -13,7 +13,7 @@ from hfedatm.base.batches import Batches
 from hfedatm.base.building import build_method, build_model
 from hfedatm.base.errors import UserError
 from hfedatm.base.evaluation import evaluate
-from hfedatm.base.settings import Settings
+from hfedatm.base.resolving import validate
 from hfedatm.exporting import export_run
 from hfedatm.runs import read_run
 
@@ -21,14 +21,33 @@ from hfedatm.runs import read_run
 def test_the_exported_model_is_as_good_as_the_run_says(results, tmp_path):
     run = read_run(results / "hfedatm-0")
     weights, card, settings = export_run(run, "last", tmp_path)
-    stored = Settings.model_validate(json.loads(settings.read_text()))
+    stored = validate(json.loads(settings.read_text()))
     data = tiny_data()
     model = build_model(stored, data.spec, build_method(stored))
     model.load_state_dict(load_file(weights))
     found = evaluate(model, Batches(data.domains["c"], data.spec, 64, torch.device("cpu")))
-    accuracy = found["correct"] / found["num-examples"]
+    accuracy = found.correct / found.examples
     assert accuracy == pytest.approx(run.summary["last"]["unseen_accuracy"])
     assert f"{100 * accuracy:.1f} %" in card.read_text()
+
+
+def test_a_run_of_which_every_round_failed_is_not_exported(results, tmp_path):
+    path = tmp_path / "failed"
+    shutil.copytree(results / "hfedatm-0", path)
+    lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    kept = [line | {"kept": "0 of 2 stations usable, 1 needed"} for line in lines]
+    (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    for which in ("best", "last"):
+        with pytest.raises(UserError, match="no round changed the model; round 1: 0 of 2 stations"):
+            export_run(read_run(path), which, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_card_names_the_training_function(results, tmp_path):
+    run = read_run(results / "hfedatm-0")
+    settings = small_settings(train_fn="mylab.training:train")
+    card = exporting.model_card(run, settings, tiny_data().spec, "last")
+    assert "mylab.training:train on the clients" in card and "fedavg" not in card
 
 
 def test_the_card_says_what_one_must_know(results, tmp_path):

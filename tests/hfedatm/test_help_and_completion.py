@@ -10,7 +10,9 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from hfedatm.base.settings import keys, load_presets
+from hfedatm.base.describing import describe
+from hfedatm.base.presets import load_presets
+from hfedatm.base.resolving import all_keys
 from hfedatm.cli.main import typer_app
 
 COMMANDS = typer.main.get_command(typer_app).commands
@@ -74,7 +76,7 @@ def test_commands_and_options(complete):
 
 def test_settings(complete):
     for command in ("run", "check", "topology", "submit", "audit"):
-        assert complete(command, "") == [f"{key}=" for key in keys()]
+        assert complete(command, "") == [f"{key}=" for key in all_keys()]
     assert complete("run", "rounds=3", "clients-p") == ["clients-per-station="]
     assert complete("reproduce", "main", "ot-s") == ["ot-solver=", "ot-scope="]
 
@@ -85,6 +87,14 @@ def test_values(complete):
     assert complete("run", "dp-sgd=t") == ["dp-sgd=true"]
     assert complete("run", "rounds=") == ["rounds=5"]  # the default
     assert complete("run", "no-such=") == []
+
+
+def test_the_keys_of_rules_are_offered_as_the_rules_declare_them(complete):
+    for row in describe():
+        if row["rules"] and not row["key"].startswith("rule-params="):
+            values = [offer.partition("=")[2] for offer in complete("run", f"{row['key']}=")]
+            enumerated = " | " in row["allowed"]
+            assert values == (row["allowed"].split(" | ") if enumerated else [str(row["default"])])
 
 
 def test_built_in_names_are_those_that_can_be_used(complete):

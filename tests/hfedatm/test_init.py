@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hfedatm.base.settings import keys, resolve
+from hfedatm.base.resolving import all_keys, resolve
 
 BIN = Path(sys.executable).parent
 
@@ -48,7 +48,7 @@ def test_flower_may_override_every_setting(project):
         flat |= (
             {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
         )
-    assert set(flat) == set(keys())
+    assert set(flat) == set(all_keys())
     assert resolve(flat).model == "my_hospital.model:build"
 
 

@@ -9,10 +9,16 @@ from pathlib import Path
 import pytest
 from helpers import SMALL, run_small
 
-from hfedatm.base.settings import Settings, keys
+from hfedatm.base.resolving import all_keys
+from hfedatm.base.rule_keys import rule_keys
+from hfedatm.base.settings import Settings
 from hfedatm.cli.main import app
 
-PROPERTIES = Settings.model_json_schema(by_alias=True)["properties"]
+PROPERTIES = {
+    key: entry
+    for model in (Settings, rule_keys())
+    for key, entry in model.model_json_schema(by_alias=True)["properties"].items()
+}
 BY_TYPE = {
     "integer": ["two", "1.5", "nan", "inf", str(2**63), "9" * 30],
     "number": ["many", "nan", "inf", "-inf", "1e400"],
@@ -40,7 +46,9 @@ FREE_TEXT = {
     "resume": ["/nowhere/at/all"],
     "output": ["/dev/null/results"],
     "data-dir": ["/nowhere/at/all"],
+    "metrics": ["nonsense", "no_such_lab:thing", "helpers:nothing", ":"],
 }
+ANYTHING = {"show-metrics"}  # what numbers there are is known only when somebody reports them
 
 
 def bad_values(key):
@@ -110,7 +118,7 @@ def refused(fails, tmp_path):
     return call
 
 
-@pytest.mark.parametrize("key", keys())
+@pytest.mark.parametrize("key", [key for key in all_keys() if key not in ANYTHING])
 def test_every_setting_refuses_what_it_cannot_be(refused, key):
     needed = {"data-dir": {"dataset": "pacs"}}.get(key, {})
     for value in bad_values(key):
@@ -153,7 +161,7 @@ def test_a_file_of_settings_in_another_encoding(fails, tmp_path):
 def test_the_table_of_presets(refused, tmp_path, monkeypatch, text, cure):
     table = tmp_path / "master-table.yaml"
     table.write_text(text)
-    monkeypatch.setattr("hfedatm.base.settings._table_path", lambda: table)
+    monkeypatch.setattr("hfedatm.base.presets._table_path", lambda: table)
     assert cure in refused()
 
 
@@ -307,14 +315,44 @@ class MergeShort(Avg):
         merged.state.popitem()
         return merged
 
+class Mismatched(nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.linear(x, x)
+def model_mismatched(spec): return Mismatched()
+
+class LossRaisesLater(Method):
+    calls = 0
+    def loss(self, model, inputs, targets):
+        self.calls += 1
+        if self.calls > 1:
+            raise ZeroDivisionError("no more")
+        return super().loss(model, inputs, targets)
+class LossNaNLater(Method):
+    calls = 0
+    def loss(self, model, inputs, targets):
+        self.calls += 1
+        return super().loss(model, inputs, targets) * (math.nan if self.calls > 1 else 1)
+def train_raises_later(model, batches, received, settings):
+    if len(batches) > 1: raise LookupError("no such patient")
+    return {"loss": 0.1}
+def train_nan_later(model, batches, received, settings):
+    return {"loss": math.nan if len(batches) > 1 else 0.1}
+def train_nan_weights_later(model, batches, received, settings):
+    if len(batches) > 1:
+        with torch.no_grad(): next(model.parameters()).fill_(math.nan)
+    return {"loss": 0.1}
+
 class LossRaises(Method):
     def loss(self, model, inputs, targets): raise ZeroDivisionError("no targets today")
 class LossText(Method):
     def loss(self, model, inputs, targets): return "0.3"
+class LossMany(Method):
+    def loss(self, model, inputs, targets): return model(inputs).sum(1)
 class LossNaN(Method):
     def loss(self, model, inputs, targets): return super().loss(model, inputs, targets) * math.nan
 def train_raises(model, batches, received, settings): raise LookupError("no such patient")
 def train_text(model, batches, received, settings): return {"loss": "low"}
+def train_none(model, batches, received, settings): pass
 def train_nan(model, batches, received, settings): return {"loss": math.nan}
 def train_nan_weights(model, batches, received, settings):
     with torch.no_grad(): next(model.parameters()).fill_(math.nan)
@@ -361,9 +399,15 @@ BEFORE_ROUND_1 = [
     ("dataset", "data_none", "returned NoneType, not a DomainData"),
     ("dataset", "data_empty", "examples"),
     ("client-method", "AdaptRaises", "KeyError: 'head' (adapt, lab_of_mistakes.py:"),
-    ("server-rule", "MergeRaises", "KeyError: 'station 7' (merge, lab_of_mistakes.py:"),
-    ("server-rule", "MergeNone", "merge returned NoneType, not a Merged"),
-    ("server-rule", "MergeShort", "merge returned a state that differs from the model in"),
+    ("client-method", "LossRaises", "ZeroDivisionError: no targets today (loss, lab_of_mistakes.p"),
+    ("client-method", "LossText", "loss must return a tensor of one number, got a str"),
+    ("client-method", "LossMany", "loss must return a tensor of one number, got a Tensor of shape"),
+    ("client-method", "LossNaN", "the loss is nan in local epoch 1"),
+    ("train-fn", "train_raises", "LookupError: no such patient (train_raises, lab_of_mistakes.py:"),
+    ("train-fn", "train_text", "could not convert string to float: 'low'"),
+    ("train-fn", "train_none", "must return a dict with a 'loss', got None"),
+    ("train-fn", "train_nan", "the loss of one batch is nan"),
+    ("train-fn", "train_nan_weights", "not finite"),
 ]
 
 
@@ -375,22 +419,44 @@ def test_a_plug_in_that_stops_the_run_leaves_nothing(refused, lab, key, name, cu
 
 
 @pytest.mark.parametrize(
-    "key, name, cure",
+    "name, cure",
     [
-        ("client-method", "LossRaises", "ZeroDivisionError: no targets today (loss, lab_of_mis"),
-        ("client-method", "LossText", "AttributeError: 'str' object has no attribute"),
-        ("client-method", "LossNaN", "the loss is nan in local epoch 1"),
-        ("train-fn", "train_raises", "LookupError: no such patient (train_raises, lab_of_mistakes"),
-        ("train-fn", "train_text", "could not convert string to float: 'low'"),
-        ("train-fn", "train_nan", "loss"),
-        ("train-fn", "train_nan_weights", "not finite"),
+        ("MergeRaises", "KeyError: 'station 7' (merge, lab_of_mistakes.py:"),
+        ("MergeNone", "merge returned NoneType, not a Merged"),
+        ("MergeShort", "merge returned a state that differs from the model in"),
     ],
 )
-def test_what_fails_on_every_client_is_shown_to_who_started_the_run(
+def test_a_rule_that_stops_the_run_leaves_its_traceback(fails, lab, tmp_path, name, cure):
+    given = SMALL | {"output": tmp_path, "run-name": "run", "server-rule": f"{lab}:{name}"}
+    message = fails("run", *(f"{key}={value}" for key, value in given.items()))
+    assert message.startswith("server-rule: ") and cure in message
+    assert "Traceback (most recent call last)" in (tmp_path / "run" / "errors.txt").read_text()
+    assert not (tmp_path / "run" / "last.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "key, name, cure",
+    [
+        (
+            "client-method",
+            "LossRaisesLater",
+            "ZeroDivisionError: no more (loss, lab_of_mistakes.",
+        ),
+        ("client-method", "LossNaNLater", "the loss is nan in local epoch 1"),
+        (
+            "train-fn",
+            "train_raises_later",
+            "LookupError: no such patient (train_raises_later, ",
+        ),
+        ("train-fn", "train_nan_later", "loss"),
+        ("train-fn", "train_nan_weights_later", "not finite"),
+    ],
+)
+def test_what_fails_on_every_client_ends_the_run_after_round_1(
     fails, lab, tmp_path, key, name, cure
 ):
     """The run ends with the first client's own error; its record says who failed and why."""
-    given = SMALL | {"rounds": 1, "output": tmp_path, "run-name": "run", key: f"{lab}:{name}"}
+    given = SMALL | {"rounds": 3, "output": tmp_path, "run-name": "run", key: f"{lab}:{name}"}
     message = fails("run", *(f"{key}={value}" for key, value in given.items()))
     assert "no round changed the model" in message
     assert "client 0, client 1: " in message and cure in message, message
@@ -399,3 +465,21 @@ def test_what_fails_on_every_client_is_shown_to_who_started_the_run(
         named = re.compile(rf"client {client}[:,]")
         assert any(named.search(failure["reason"]) for failure in record["failures"])
     assert (tmp_path / "run" / "summary.json").is_file()
+
+
+def test_the_whole_traceback_is_kept_beside_the_results_once(fails, lab, tmp_path):
+    method = f"client-method={lab}:LossRaisesLater"
+    small = [f"{key}={value}" for key, value in SMALL.items()]
+    fails("run", *small, f"output={tmp_path}", "run-name=run", method)
+    text = (tmp_path / "run" / "errors.txt").read_text()
+    assert text.count("Traceback (most recent call last)") == 1  # four clients failed alike
+    assert "lab_of_mistakes.py" in text and 'raise ZeroDivisionError("no more")' in text
+    assert "ZeroDivisionError: no more" in text
+
+
+def test_an_error_in_a_library_is_placed_in_the_users_code(fails, lab, tmp_path):
+    """Torch raises it, many frames further in."""
+    small = [f"{key}={value}" for key, value in SMALL.items()]
+    message = fails("run", *small, f"output={tmp_path}", f"model={lab}:model_mismatched")
+    line = 1 + PLUGIN.splitlines().index("        return torch.nn.functional.linear(x, x)")
+    assert f"(forward, lab_of_mistakes.py:{line})" in message

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hfedatm.base.errors import UserError
-from hfedatm.report import render, write_report
+from hfedatm.report import curves, render, write_report
 from hfedatm.runs import read_run
 
 CHROMIUM = (
@@ -144,17 +144,17 @@ def test_diagnostics_hold_what_the_merge_did(results):
     run = read_run(results / "apart")
     assert sorted(run.diagnostics) == [1, run.total]
     arrays = run.diagnostics[1]
-    merge = run.rounds[0]["merge"]
+    merge = run.rounds[0].merge.model_dump()
     for station, groups in merge["stations"].items():
         for group, report in groups.items():
             p = arrays[f"assignment/{station}/{group}"]
             assert sorted(p) == list(range(len(p)))
             assert (p != np.arange(len(p))).sum() == report["moved"]
-    assert run.rounds[0]["moved"] > 0  # or the next line would say nothing
+    assert run.rounds[0].moved > 0  # or the next line would say nothing
     assert arrays["distance/after"].sum() < arrays["distance/before"].sum()
     counts = run.diagnostics[run.total]["confusion"]
     right = np.trace(counts) / counts.sum()
-    assert right == pytest.approx(run.rounds[-1]["unseen"]["accuracy"])
+    assert right == pytest.approx(run.rounds[-1].unseen_accuracy)
     wrong = run.diagnostics[run.total]
     assert (wrong["wrong/targets"] != wrong["wrong/predicted"]).all()
 
@@ -239,3 +239,17 @@ def test_what_is_folded_on_the_screen_is_printed(results, tmp_path):
     unfolded = pages("unfolded", re.sub("<details(?! open)", "<details open", text))
     without = pages("without", re.sub("<details.*</details>", "", text, flags=re.DOTALL))
     assert pages("as-it-is", text) == unfolded > without
+
+
+def test_a_domain_has_one_colour_in_curves_and_tree_whichever_is_unseen(results):
+    run = read_run(results / "hfedatm-0")
+    numbers = curves.domain_numbers(run)
+    assert numbers == {"a": 0, "b": 1, "c": 2}  # c is the unseen one
+    text = render([run])
+    for name in ("a", "b"):
+        colour = f"c{numbers[name] + 1}"
+        assert f'<i class="dot {colour}"></i>{name}' in text
+        assert re.search(rf'<i class="{colour}" style="[^"]*" title="{name}: ', text)
+    figure = curves.domains(run)
+    drawn = [figure.index(f"var(--c{numbers[name] + 1})") for name in ("c", "a", "b")]
+    assert drawn == sorted(drawn)  # as they are drawn: the unseen one first

@@ -16,7 +16,7 @@ def test_a_finished_run_is_shown_whole(hfedatm, results):
     assert "hfedatm-0  finished" in shown.stdout
     for bar in ("2/2", "4/4"):  # rounds and stations, clients
         assert bar in shown.stdout
-    accuracy = read_run(results / "hfedatm-0").rounds[-1]["unseen"]["accuracy"]
+    accuracy = read_run(results / "hfedatm-0").rounds[-1].unseen_accuracy
     assert f"{100 * accuracy:.1f} %" in shown.stdout
 
 
@@ -45,14 +45,14 @@ def test_time_left_is_by_the_latest_rounds(broken_run, monkeypatch):
     lines = (broken_run / "rounds.jsonl").read_text().splitlines()
     (broken_run / "rounds.jsonl").write_text(lines[0] + "\n")
     run = read_run(broken_run)
-    each = run.rounds[0]["seconds"]
+    each = run.rounds[0].seconds
     assert run.seconds_left == max(0.0, each - run.idle)
     (broken_run / "rounds.jsonl").unlink()
     assert read_run(broken_run).seconds_left is None
 
 
 def test_a_run_that_went_silent_has_another_exit_code(hfedatm, broken_run):
-    longest = max(r["seconds"] for r in read_run(broken_run).rounds)
+    longest = max(r.seconds for r in read_run(broken_run).rounds)
     past = time.time() - GRACE - 10 * longest
     for path in broken_run.glob("*.json*"):
         os.utime(path, (past, past))

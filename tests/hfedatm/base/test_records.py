@@ -69,13 +69,13 @@ def test_grams_there_and_back_and_shared_ones_once():
 def test_layers_and_failures_there_and_back():
     assert record_to_layers(layers_to_record({"a": 3, "b": 5})) == {"a": 3, "b": 5}
     assert record_to_layers(layers_to_record({})) == {}
-    failures = [Failure("client 1", "ill"), Failure("client 2", "late")]
+    failures = [Failure(node="client 1", reason="ill"), Failure(node="client 2", reason="late")]
     assert record_to_failures(failures_to_record(failures)) == failures
     assert record_to_failures(ConfigRecord()) == []
 
 
 def test_a_long_list_of_failures_is_cut_and_says_so():
-    listed = [Failure(f"client {n}", "x" * 1000 + "\x1b[2J\n") for n in range(100)]
+    listed = [Failure(node=f"client {n}", reason="x" * 1000 + "\x1b[2J\n") for n in range(100)]
     found = record_to_failures(failures_to_record(listed))
     assert len(found) == MOST_FAILURES + 1
     assert found[-1].reason == "36 more failures are not listed"

@@ -10,6 +10,7 @@ from helpers import (
     assert_same_model,
     failures_of,
     last_model,
+    lines_of,
     run_small,
     small_settings,
 )
@@ -18,7 +19,9 @@ from safetensors import safe_open
 import hfedatm.base.results
 import hfedatm.runtime.local as local
 from hfedatm.base.errors import UserError
-from hfedatm.base.results import RunFolder, read_rounds
+from hfedatm.base.resolving import as_config
+from hfedatm.base.results import RunFolder
+from hfedatm.base.trust import authorship
 from hfedatm.runtime.local import run_locally
 
 ROUNDS = 3
@@ -67,11 +70,8 @@ class TestFiles:
         config = json.loads((folder / "config.json").read_text())
         assert config["settings"]["seed"] == 7
         assert config["settings"]["run-name"] == "run"
-        assert (
-            config["settings"]
-            == small_settings(
-                rounds=ROUNDS, seed=7, run_name="run", output=str(folder.parent)
-            ).as_config()
+        assert config["settings"] == as_config(
+            small_settings(rounds=ROUNDS, seed=7, run_name="run", output=str(folder.parent))
         )
         assert {"python", "hfedatm", "flwr", "torch", "numpy"} <= config["versions"].keys()
 
@@ -94,7 +94,7 @@ class TestFiles:
             assert set(record["merge"]) >= {"reference", "stations", "layers"}
 
     def test_the_models_are_those_of_the_last_and_the_best_round(self, folder):
-        records = read_rounds(folder)
+        records = lines_of(folder)
         summary = json.loads((folder / "summary.json").read_text())
         best = max(records, key=lambda r: (r["source"]["accuracy"], -r["round"]))
         for name, number in (("last", ROUNDS), ("best", best["round"])):
@@ -128,14 +128,14 @@ def test_a_run_without_a_name_gets_a_telling_one(tmp_path):
 
 def test_evaluation_can_be_rarer(tmp_path):
     folder = run_small(tmp_path, rounds=4, evaluate_every=3, station_rounds=1)
-    assert [r["round"] for r in read_rounds(folder) if "source" in r] == [3, 4]
+    assert [r["round"] for r in lines_of(folder) if "source" in r] == [3, 4]
 
 
 class TestSameSeed:
     def test_same_seed_same_model_and_same_numbers(self, tmp_path):
         one, two = run_small(tmp_path, "one"), run_small(tmp_path, "two")
         assert_same_model(one, two)
-        assert without_times(read_rounds(one)) == without_times(read_rounds(two))
+        assert without_times(lines_of(one)) == without_times(lines_of(two))
 
     def test_another_seed_another_model(self, tmp_path):
         one, two = run_small(tmp_path, "one"), run_small(tmp_path, "two", seed=1)
@@ -177,7 +177,7 @@ class TestResume:
             return reply
 
         def stop(self, record, model, server):
-            if record["round"] == 2:
+            if record.round == 2:
                 raise Killed
             save_round(self, record, model, server)
 
@@ -202,10 +202,10 @@ class TestResume:
             real_save(path, state, metadata)
 
         def append(self, record):
-            if record["round"] == 2:
+            if record.round == 2:
                 if moment == "in the line":
                     with (self.path / "rounds.jsonl").open("a") as file:
-                        file.write(json.dumps(record)[:40])
+                        file.write(record.to_line()[:40])
                 raise Killed
             real_append(self, record)
 
@@ -242,7 +242,7 @@ class TestResume:
     def check(self, found, expected):
         assert failures_of(found) == []
         assert_same_model(found, expected)
-        assert without_times(read_rounds(found)) == without_times(read_rounds(expected))
+        assert without_times(lines_of(found)) == without_times(lines_of(expected))
         for name in ("best", "last"):
             with safe_open(found / f"{name}.safetensors", "pt") as one:
                 with safe_open(expected / f"{name}.safetensors", "pt") as two:
@@ -260,7 +260,6 @@ class TestResumeSettings:
     @pytest.mark.parametrize(
         "key, value, was",
         [
-            ("rounds", 9, "1"),
             ("lr", 0.5, "0.05"),
             ("seed", "3", "0"),
             ("preset", "paper", "'demo'"),
@@ -273,6 +272,38 @@ class TestResumeSettings:
 
     def test_the_same_value_is_accepted_also_as_text(self, folder):
         resume(folder, rounds="1", lr="0.05", seed=0, model="")
+
+    def test_a_finished_run_is_extended_as_if_it_had_been_longer_from_the_start(self, tmp_path):
+        """With a constant schedule; a cosine reaches to the last round, wherever that is."""
+        constant = {"schedule": "constant", "client_method": "fedsr"}
+        extended = run_small(tmp_path, "extended", rounds=1, **constant)
+        resume(extended, rounds=3)
+        assert_same_model(extended, run_small(tmp_path, "whole", rounds=3, **constant))
+        assert [line["round"] for line in lines_of(extended)] == [1, 2, 3]
+        config = json.loads((extended / "config.json").read_text())
+        assert config["settings"]["rounds"] == 3
+        assert authorship.verifies(config)
+        assert json.loads((extended / "summary.json").read_text())["rounds"] == 3
+
+    def test_who_did_not_make_a_run_does_not_become_its_author(self, tmp_path):
+        folder = run_small(tmp_path, rounds=1)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {authorship.FIELD: "no"}))
+        named = {"dataset": SMALL["dataset"], "model": SMALL["model"]}
+        resume(folder, rounds=2, **named)
+        assert not authorship.verifies(json.loads((folder / "config.json").read_text()))
+
+    def test_fewer_rounds_than_are_done_are_refused(self, tmp_path):
+        folder = run_small(tmp_path, rounds=2, station_rounds=1)
+        with pytest.raises(UserError, match="rounds: got 1; 2 rounds are done already"):
+            resume(folder, rounds=1)
+
+    def test_a_private_run_is_not_extended(self, tmp_path):
+        noise = {"privacy.mechanism": "example", "privacy.sigma": 1.0}
+        folder = run_small(tmp_path, rounds=1, station_rounds=1, **noise)
+        with pytest.raises(UserError, match="noise was chosen for 1 rounds, and more would spend"):
+            resume(folder, rounds=2)
+        assert json.loads((folder / "config.json").read_text())["settings"]["rounds"] == 1
 
     def test_a_misspelt_key_is_refused(self, folder):
         with pytest.raises(UserError, match="ronds: unknown key in settings; did you mean"):
@@ -295,5 +326,5 @@ def test_half_a_line_is_not_a_round(tmp_path):
     }
     whole = [json.dumps(line | {"round": number}) + "\n" for number in (1, 2)]
     (tmp_path / "rounds.jsonl").write_text("".join(whole) + '{"rou')
-    assert [r["round"] for r in read_rounds(tmp_path)] == [1, 2]
-    assert read_rounds(tmp_path / "nowhere") == []
+    assert [r["round"] for r in lines_of(tmp_path)] == [1, 2]
+    assert lines_of(tmp_path / "nowhere") == []

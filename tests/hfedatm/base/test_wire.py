@@ -250,7 +250,8 @@ def grams(narrow=None, wide=None):
 
 
 def with_grams(record):
-    return message(RecordDict({"grams": record, "metrics": MetricRecord({"num-examples": 5})}))
+    counts = MetricRecord({"num-examples": 5, "num-clients": 1})
+    return message(RecordDict({"grams": record, "metrics": counts}))
 
 
 def test_honest_grams_are_read():
@@ -295,6 +296,36 @@ def test_a_table_of_layers_that_is_none_is_refused(table):
     arrays["layers"] = np.frombuffer(table, np.uint8)
     with pytest.raises(BadReply, match="grams"):
         read_update(with_grams(arrays_to_record(arrays)), GRAMS)
+
+
+APART = 2 * torch.eye(3) - 1  # every two of its features alone could be those of a Gram
+
+
+@pytest.mark.parametrize("tier", ["client", "station"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"narrow": Gram.from_dense(APART)},
+        {"narrow": Gram.from_dense(torch.tensor([[1.0, 9, 0], [9, 1, 0], [0, 0, 1]]))},
+        {"wide": FactorGram(torch.ones(2, 6), torch.full((6,), 0.1), rows=5)},
+    ],
+    ids=["all apart", "two alike", "factor beyond its diagonal"],
+)
+def test_a_matrix_that_is_no_gram_is_refused(change, tier):
+    expected = Expected(SETTINGS, tier, layers=GRAMS.layers)
+    shrunk = {name: gram.shrink(SETTINGS.alpha) for name, gram in grams().items()}
+    read_update(with_grams(grams_to_record(shrunk)), expected)
+    with pytest.raises(BadReply, match="is not positive semi-definite"):
+        read_update(with_grams(grams_to_record(shrunk | change)), expected)
+
+
+def test_noise_excuses_a_client_and_not_a_station_which_repairs_what_it_did():
+    noised = small_settings(**{"privacy.mechanism": "client", "privacy.sigma": 1.0, "gram-rank": 3})
+    record = grams_to_record({"narrow": Gram.from_dense(APART)}, dtype=noised.gram_dtype)
+    layers = {"narrow": 3}
+    read_update(with_grams(record), Expected(noised, "client", layers=layers))
+    with pytest.raises(BadReply, match="is not positive semi-definite"):
+        read_update(with_grams(record), Expected(noised, "station", layers=layers))
 
 
 def test_layers_of_different_widths_cannot_share_a_gram():

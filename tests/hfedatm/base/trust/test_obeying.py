@@ -15,7 +15,7 @@ from hfedatm.base.errors import UserError
 from hfedatm.base.memory import NodeMemory
 from hfedatm.base.plugins import import_object
 from hfedatm.base.records import Task, state_to_record
-from hfedatm.base.settings import resolve
+from hfedatm.base.resolving import resolve
 from hfedatm.base.trust.policy import Policy
 from hfedatm_core.data import DataSpec
 from station_app.app import client as station_app
@@ -51,7 +51,11 @@ def refusal(reply) -> str:
 
 @pytest.mark.parametrize("app", [client_app, station_app], ids=["client", "station"])
 @pytest.mark.parametrize(
-    "setting", ["dataset", "model", "client-method", "server-rule", "train-fn"]
+    "setting",
+    [
+        *("dataset", "model", "client-method", "server-rule", "train-fn"),
+        *("robust-clients", "robust-stations"),
+    ],
 )
 def test_a_run_cannot_name_code_its_owner_does_not_list(
     policy, tmp_path, monkeypatch, setting, app
@@ -278,9 +282,9 @@ def test_a_deployed_node_has_the_share_its_owner_gave_it(policy):
     "name", ["../../x", "/etc/x", "a/b", "", ".hidden", "x" * 201, "a\0b", "a\n"]
 )
 def test_a_run_or_a_node_is_never_a_way_out_of_the_state_folder(name):
-    with pytest.raises(UserError, match="cannot name what a node remembers"):
+    with pytest.raises(UserError, match="is not a valid name"):
         NodeMemory(name, "client-0")
-    with pytest.raises(UserError, match="cannot name what a node remembers"):
+    with pytest.raises(UserError, match="is not a valid name"):
         NodeMemory("run", name)
 
 

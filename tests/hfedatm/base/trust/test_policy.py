@@ -3,6 +3,7 @@
 import pytest
 from helpers import small_settings
 
+from hfedatm.base.resolving import as_config
 from hfedatm.base.trust.checking import check, check_cohort, check_sigma, require_code
 from hfedatm.base.trust.policy import Policy, PolicyError, PolicyRefusal, fields
 from server_app.tracking import check_trackers
@@ -135,7 +136,7 @@ def test_what_is_laxer_is_refused_in_a_line_and_what_is_stricter_obeyed(allowed,
         check(policy, small_settings(**laxer), "train", grams=True)
     (line,) = str(refused.value).splitlines()
     key = line.partition(":")[0]
-    value = laxer.get(key, small_settings().as_config()[key])
+    value = laxer.get(key, as_config(small_settings())[key])
     assert "the owner of this node allows" in line and "(policy: " in line
     assert str(value).split(",")[-1] in line
     check(policy, small_settings(**stricter), "train", grams=key != "dp-sgd")

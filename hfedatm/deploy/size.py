@@ -1,0 +1,60 @@
+"""The numbers of stations and clients of a deployment, recorded once when it is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hfedatm.base.errors import UserError
+from hfedatm_files import write_text
+
+VARIABLE = "HFEDATM_SIZE"
+"""Environment variable of a server's container: ``2x3`` is two stations of three clients."""
+_KEYS = ("stations", "clients-per-station")
+
+
+def note(operator: Path, stations: int, clients: int) -> None:
+    """Write the size of a deployment into its operator's folder."""
+    write_text(operator / "size.json", json.dumps([stations, clients]) + "\n")
+
+
+def sized(given: Mapping[str, Any], operator: Path) -> dict[str, Any]:
+    """Return the settings of a run with the size of the deployment it is for.
+
+    Raises
+    ------
+    UserError
+        If the settings name another size, or if no size is known.
+    """
+    if given.get("resume"):  # a resumed run keeps its own settings
+        return dict(given)
+    found = _read(operator)
+    if found is None:
+        missing = [key for key in _KEYS if not given.get(key)]
+        if missing:
+            raise UserError(
+                f"{missing[0]}: the size of this deployment is unknown; give "
+                f"{' and '.join(missing)}"
+            )
+        return dict(given)
+    for key, number in zip(_KEYS, found, strict=True):
+        asked = str(given.get(key, "")).strip()
+        if asked and asked != str(number):
+            raise UserError(
+                f"{key}: got {asked}, and the deployment that is up has {found[0]} stations of "
+                f"{found[1]} clients; leave it out, or bring up another one"
+            )
+    return {**given, **dict(zip(_KEYS, found, strict=True))}
+
+
+def _read(operator: Path) -> tuple[int, int] | None:
+    file = operator / "size.json"
+    if file.is_file():
+        stations, clients = json.loads(file.read_text(encoding="utf-8"))
+        return int(stations), int(clients)
+    said = re.fullmatch(r"(\d+)x(\d+)", os.environ.get(VARIABLE, ""))
+    return (int(said[1]), int(said[2])) if said else None

@@ -1,0 +1,57 @@
+"""How many stations and clients a deployment has is said once, when it is brought up."""
+
+import pytest
+
+from hfedatm.base.errors import UserError
+from hfedatm.deploy import local, size
+
+
+@pytest.fixture
+def operator(tmp_path):
+    size.note(tmp_path, 1, 2)
+    return tmp_path
+
+
+def test_a_run_gets_the_size_of_the_deployment(operator):
+    found = size.sized({"rounds": "3"}, operator)
+    assert found == {"rounds": "3", "stations": 1, "clients-per-station": 2}
+    assert size.sized({"stations": "1", "clients-per-station": 2}, operator)["stations"] == 1
+
+
+@pytest.mark.parametrize("given", [{"stations": "4"}, {"clients-per-station": 3}])
+def test_another_size_is_refused(operator, given):
+    with pytest.raises(UserError, match="the deployment that is up has 1 stations of 2 clients"):
+        size.sized(given, operator)
+
+
+def test_a_resumed_run_keeps_its_own(operator):
+    assert size.sized({"resume": "results/x"}, operator) == {"resume": "results/x"}
+
+
+def test_a_container_is_told_by_its_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv(size.VARIABLE, "3x5")
+    assert size.sized({}, tmp_path) == {"stations": 3, "clients-per-station": 5}
+
+
+def test_where_nobody_says_it_the_run_must(tmp_path):
+    with pytest.raises(UserError, match="give stations and clients-per-station"):
+        size.sized({"rounds": 3}, tmp_path)
+    given = {"stations": 2, "clients-per-station": 2}
+    assert size.sized(given, tmp_path) == given
+
+
+def test_up_notes_the_size(tmp_path, monkeypatch):
+    """Nothing is started: what would wait for the first process notes what is there by then."""
+    layout = local.plan(tmp_path, 2, 3, insecure=True)
+
+    class Started(Exception):
+        pass
+
+    def stop(*_):
+        raise Started
+
+    monkeypatch.setattr("hfedatm.deploy.local._check_ports", lambda _: None)
+    monkeypatch.setattr("hfedatm.deploy.processes.Processes.start", stop)
+    with pytest.raises(Started):
+        local.up(tmp_path, layout)
+    assert size.sized({}, tmp_path / "operator") == {"stations": 2, "clients-per-station": 3}
