@@ -1,4 +1,4 @@
-"""The base of the three tiers, the contracts of plug-ins, and what assembles the tiers."""
+"""The base of the three tiers, the contracts of plug-ins, and the code that assembles the tiers."""
 
 from hfedatm.moved import keep_old_names
 

@@ -1,4 +1,4 @@
-"""A run's model for use elsewhere: safetensors, a model card, ONNX."""
+"""Export a run's model: safetensors, a model card, ONNX."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from pydantic import ValidationError
 from torch import nn
 
 from hfedatm.base.building import build_method, build_model, build_rule, load_data
 from hfedatm.base.errors import UserError
 from hfedatm.base.privacy_settings import statement
+from hfedatm.base.resolving import validate
 from hfedatm.base.results import load_weights, read_tensors
-from hfedatm.base.settings import Settings
+from hfedatm.base.settings import Settings, SettingsError
 from hfedatm.base.trust import authorship
 from hfedatm.runs import Run
 from hfedatm_core.data import DataSpec
@@ -29,10 +29,10 @@ from server_app.scores import summarise
 def export_run(
     run: Run, which: str, folder: Path, onnx: bool = False, allow: Iterable[str] = ()
 ) -> list[Path]:
-    """Write the chosen model and what one needs to use it; return the files.
+    """Write the chosen model and the files needed to use it; return their paths.
 
-    Everything is checked and built before the first file is written. Own code that a folder of
-    somebody else's names is imported only if ``allow`` names it, too.
+    Everything is checked and built before the first file is written. Plug-in code that another
+    author's folder names is imported only if ``allow`` names it, too.
     """
     weights = run.path / f"{which}.safetensors"
     if not weights.is_file():
@@ -42,6 +42,11 @@ def export_run(
                 "(validation-fraction); export the last one with --model last"
             )
         raise UserError(f"{run.name} has no {weights.name}: no round is finished yet")
+    if run.rounds and all(record.kept for record in run.rounds):
+        raise UserError(
+            f"{run.name} has nothing to export: no round changed the model; round 1: "
+            f"{run.rounds[0].kept}"
+        )
     if onnx:
         require_onnx()
     settings = _settings(run)
@@ -61,7 +66,7 @@ def export_run(
 
 
 def model_card(run: Run, settings: Settings, spec: DataSpec, which: str) -> str:
-    """Return the model card: what it is, how good, how made, how to load it, what to beware of."""
+    """Return the model card: description, accuracy, training, how to load it, and caveats."""
     cards = Environment(
         loader=PackageLoader("hfedatm", "templates"),
         undefined=StrictUndefined,
@@ -71,20 +76,19 @@ def model_card(run: Run, settings: Settings, spec: DataSpec, which: str) -> str:
         autoescape=False,  # Markdown, not HTML
     )
     outcome = summarise(run.rounds)
-    domains = {d for r in run.rounds for d in r.get("source", {}).get("domains", {})}
     return cards.get_template("model-card.md.j2").render(
         run=run,
         settings=settings,
         spec=spec,
         scores=(outcome["best_by_source"] if which == "best" else None) or outcome["last"],
         which=which,
-        sources=sorted(re.sub(r"[^\w .:+-]", "_", domain) for domain in domains),
+        sources=sorted({re.sub(r"[^\w .:+-]", "_", domain) for domain in run.domains}),
         privacy=statement(settings, build_rule(settings).needs_grams),
     )
 
 
 def require_onnx() -> None:
-    """Say what to install if ONNX files cannot be written here."""
+    """Raise an error that says what to install if ONNX files cannot be written here."""
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise UserError(f"--onnx needs {' and '.join(missing)}; pip install 'hfedatm[onnx]'")
@@ -106,6 +110,7 @@ def write_onnx(model: nn.Module, spec: DataSpec, path: Path) -> None:
             dynamo=True,
             verbose=False,
         )
+        assert program is not None, "dynamo=True returns a program"
         with replacing(path) as part:
             program.save(str(part))
     except Exception as error:  # the exporter's errors are of many kinds
@@ -114,8 +119,8 @@ def write_onnx(model: nn.Module, spec: DataSpec, path: Path) -> None:
 
 def _settings(run: Run) -> Settings:
     try:
-        return Settings.model_validate(run.settings)
-    except ValidationError as error:
+        return validate(run.settings)
+    except SettingsError as error:
         raise UserError(
             f"{run.path / 'config.json'}: written by another version of hfedatm? {error}"
         ) from None

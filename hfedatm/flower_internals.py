@@ -1,7 +1,8 @@
-"""All that this project uses of Flower without Flower promising it; no other module does.
+"""All private parts of Flower that this project uses; no other module uses any.
 
-Flower's public modules are ``flwr.app``, ``flwr.clientapp`` and ``flwr.serverapp``. What is here
-may change with any version: look here first when a new one comes out, and run ``make test-flower``.
+Flower's public modules are ``flwr.app``, ``flwr.clientapp`` and ``flwr.serverapp``. The parts used
+here may change with any version. When a new one comes out, look here first and run ``make
+test-flower``.
 """
 
 from __future__ import annotations
@@ -13,38 +14,38 @@ from flwr.clientapp import ClientApp
 from flwr.proto import fleet_pb2, message_pb2
 from flwr.supercore.task_identity import TaskIdentity
 
-# --- Who a process is ----------------------------------------------------------------------------
+# --- The identity of a process -------------------------------------------------------------------
 
 
 def identify_process(number: int = 1) -> None:
-    """Say that this process is the task, run and node of this number.
+    """Tell Flower that this process is the task, run and node of this number.
 
-    A message takes its origin from there and cannot be made without. Flower's runtimes say it
-    before they call an app; the three tiers in one process have no such runtime, and no public name
-    does the same.
+    A message takes its origin from these numbers and cannot be made without them. Flower's runtimes
+    set them before they call an app; the three tiers in one process have no such runtime, and no
+    public function does the same.
     """
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = number
 
 
-# --- What a node runs for a message --------------------------------------------------------------
+# --- The command a node runs for a message -------------------------------------------------------
 
 
 def clientapp_command() -> Callable[[], None]:
-    """Return what the command ``flwr-clientapp`` does with ``sys.argv``.
+    """Return the function behind the command ``flwr-clientapp``; it reads ``sys.argv``.
 
-    The command is public, but starting it imports Flower and torch once for every message. A fork
-    of a process that has imported them needs the function.
+    The command is public, but starting it imports Flower and torch once for every message. A
+    process that has imported them can fork and call the function instead.
     """
     command: Callable[[], None] = import_module("flwr.supernode.cli").flwr_clientapp
     return command
 
 
 def load_no_app_but(load: Callable[[], ClientApp]) -> None:
-    """Have the command in this process run the app that ``load`` returns, whatever a run brings.
+    """Make the command in this process run the app that ``load`` returns, not the run's own app.
 
     The command unpacks the app of a run (``install_from_fab``) and imports what its manifest names
-    (``get_load_client_app_fn``). Neither step has a switch. If Flower renames one of them this
-    raises, so that a node does nothing rather than anything.
+    (``get_load_client_app_fn``). Neither step can be switched off. If Flower renames one of them,
+    this raises an error, so that a node does no work rather than run unknown code.
     """
     runtime = import_module("flwr.supernode.runtime.run_clientapp")
     replacements = {
@@ -58,31 +59,31 @@ def load_no_app_but(load: Callable[[], ClientApp]) -> None:
         setattr(runtime, name, replacement)
 
 
-# --- What nodes and a SuperLink say to each other ------------------------------------------------
-# A SuperLink checks who makes a request, not what it is about, and Flower has no public hook for
-# more. The gateway between the two therefore reads the requests: their paths and their messages.
+# --- The requests between nodes and a SuperLink --------------------------------------------------
+# A SuperLink checks which node makes a request, not its content, and Flower has no public hook for
+# more. The gateway between the two therefore reads the paths and the messages of requests.
 
 SUPERLINK_NODE = 1
-"""The number under which a SuperLink sends and receives messages; a reply must be for it."""
+"""The node id of a SuperLink; every reply must be addressed to it."""
 
 PULL, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-messages"
-"""Where a node asks for messages, and where it replies."""
+"""Paths at which a node asks for messages and replies."""
 PULL_PART, PUSH_PART = "/v1/fleet/pull-object", "/v1/fleet/push-object"
-"""Where the parts of a message go: Flower moves each array by a request of its own."""
+"""Paths for the parts of a message: Flower moves each array in a separate request."""
 CONFIRM = "/v1/fleet/confirm-message-received"
-"""Where a node says that it has all parts of a message, which ends their life in the SuperLink."""
+"""Path at which a node confirms that it has all parts of a message; the link then deletes them."""
 
 PullMessagesRequest = fleet_pb2.PullMessagesRequest
-"""Says which node was given messages."""
+"""Names the node that asks for messages."""
 PullMessagesResponse = fleet_pb2.PullMessagesResponse
-"""Says which messages a node was given, and whether there were any."""
+"""Lists the messages that a node was given, if any."""
 PushMessagesRequest = fleet_pb2.PushMessagesRequest
-"""Says whose message a node pushes, for whom, in reply to what, and of which parts."""
+"""Names the sender, recipient, original message and parts of a pushed message."""
 PullObjectRequest = message_pb2.PullObjectRequest
-"""Says which node receives a part."""
+"""Names the node that receives a part."""
 PushObjectRequest = message_pb2.PushObjectRequest
-"""Says which part a node pushes, and how large it is."""
+"""Names the part that a node pushes, and gives its size."""
 ConfirmMessageReceivedRequest = message_pb2.ConfirmMessageReceivedRequest
-"""Says which message a node confirms: only its own must end."""
+"""Names the message that a node confirms; a node may end only its own."""
 ObjectTree = message_pb2.ObjectTree
 """Lists the parts of a message."""

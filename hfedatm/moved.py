@@ -1,6 +1,6 @@
 """Old import paths still work for one minor version, with a deprecation notice.
 
-Whoever imports a module by an old name gets the module itself: classes are the same objects.
+Importing an old name returns the module itself, so its classes are the same objects.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ MOVED = {
     "hfedatm.results": "hfedatm.base.results",
     "hfedatm.settings": "hfedatm.base.settings",
 }
-"""What examples and documentation once imported, and where it is now."""
+"""Modules that examples and documentation once imported -> their new names."""
 
 
 class _OldNames(MetaPathFinder, Loader):
-    """Asked last, and so only for modules that nobody else finds."""
+    """Python asks this finder last, so only for modules that no other finder has."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return how to load a module that moved."""
+        """Return the spec of a module that has moved."""
         return ModuleSpec(name, self) if name in MOVED else None
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Let Python make the module that `exec_module` replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the module of the new name in the place of the old one."""
+        """Replace the old module by the module of the new name."""
         old = module.__name__
         notice = f"{old} is deprecated; import from {MOVED[old]}"
         warnings.warn(notice, DeprecationWarning, stacklevel=2)
@@ -50,6 +50,6 @@ class _OldNames(MetaPathFinder, Loader):
 
 
 def keep_old_names() -> None:
-    """From now on old names are found."""
+    """Let imports of old names succeed from now on."""
     if not any(isinstance(finder, _OldNames) for finder in sys.meta_path):
         sys.meta_path.append(_OldNames())

@@ -13,7 +13,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hfedatm.base.errors import UserError
-from hfedatm.base.settings import keys
+from hfedatm.base.resolving import all_keys
 
 LONGEST_NAME = 32  # Flower's limit for an app
 
@@ -21,7 +21,8 @@ LONGEST_NAME = 32  # Flower's limit for an app
 def write_project(folder: Path) -> list[Path]:
     """Write the project into a new or empty folder and return its files.
 
-    The folder's name becomes the project's name and, with underscores for hyphens, its package's.
+    The folder's name becomes the project's name and, with underscores for hyphens, the package's
+    name.
     """
     project, package = _names(folder.resolve().name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -34,9 +35,10 @@ def write_project(folder: Path) -> list[Path]:
         autoescape=False,  # code, not HTML
     )
     names = {"project": project, "package": package, "flwr": version("flwr")}
+    names["hfedatm"] = version("hfedatm")
     settings = yaml.safe_load(starter.get_template("config.yaml.j2").render(names))
     # Flower takes `-c key=value` only for keys the project declares: declare them all.
-    config = {key: json.dumps(settings.get(key, "")) for key in keys()}
+    config = {key: json.dumps(settings.get(key, "")) for key in all_keys()}
     written = []
     for template in sorted(starter.list_templates(extensions=["j2"])):
         name = template.removesuffix(".j2").replace("PACKAGE", package)

@@ -1,4 +1,4 @@
-"""Find a built-in by its name: one module per thing, no list to edit.
+"""Find a built-in (a model, a data set, ...) by its name: each is one module, in no list.
 
 ``find(models, "resnet18", "build")`` imports the module of that name and returns its function.
 Adding a model or a data set is therefore adding a file.
@@ -49,8 +49,7 @@ def find(package: ModuleType, name: str, function: str, what: str) -> Callable[.
         If there is no such module; the message lists what there is and the nearest name.
     """
     module_name = name.replace("-", "_").lower()
-    present = {module.name for module in pkgutil.iter_modules(package.__path__)}
-    if module_name in present:
+    if module_name in _modules(package):
         module = importlib.import_module(f"{package.__name__}.{module_name}")
         if hasattr(module, function):
             found: Callable[..., Any] = getattr(module, function)
@@ -61,12 +60,44 @@ def find(package: ModuleType, name: str, function: str, what: str) -> Callable[.
     )
 
 
+def find_subclass(package: ModuleType, name: str, base: type, what: str) -> Any:
+    """Return the subclass of ``base`` that the module ``name`` of ``package`` defines.
+
+    Raises
+    ------
+    ValueError
+        If there is no such module; the message lists what there is and the nearest name.
+    """
+    names = sorted(module.replace("_", "-") for module in _modules(package) - {"base"})
+    if name not in names:
+        raise ValueError(
+            f"unknown {what} {name!r}; available: {', '.join(names)}.{suggest(name, names)}"
+        )
+    module = importlib.import_module(f"{package.__name__}.{name.replace('-', '_')}")
+    return subclass_in(module, base)
+
+
+def subclass_in(module: ModuleType, base: type) -> Any:
+    """Return the subclass of ``base`` that ``module`` defines."""
+    return next(
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and issubclass(value, base)
+        and value.__module__ == module.__name__
+    )
+
+
+def _modules(package: ModuleType) -> set[str]:
+    return {module.name for module in pkgutil.iter_modules(package.__path__)}
+
+
 def check_options(
     function: Callable[..., Any], options: Mapping[str, object], owner: str, reserved: Iterable[str]
 ) -> None:
     """Refuse an option that ``function`` does not take.
 
-    ``reserved`` names the arguments the caller passes itself.
+    ``reserved`` names the arguments that the caller passes itself; they are no options.
     """
     parameters = inspect.signature(function).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):

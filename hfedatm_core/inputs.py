@@ -1,4 +1,4 @@
-"""What a model is called with: a tensor, or tensors by keyword."""
+"""The inputs of a model: a tensor, or tensors by keyword."""
 
 from __future__ import annotations
 

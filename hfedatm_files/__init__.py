@@ -1,10 +1,10 @@
-"""Files that appear whole or not at all, whenever a process or the machine dies.
+"""Write files that appear whole or not at all, even if the process or the machine dies.
 
-A new file is written under a temporary name beside the old one, brought to the disk, and then
+A new file is written under a temporary name beside the old one, flushed to the disk, and then
 renamed. A reader therefore finds the old file or the new one, never a part of one.
 
-This stands below `hfedatm_core` and `hfedatm`, which both write such files, and needs the standard
-library alone: the command line and the processes between tiers do not import torch.
+`hfedatm_core` and `hfedatm` both use this package. It needs only the standard library, because the
+command line and the processes between tiers must not import torch.
 """
 
 import errno
@@ -17,10 +17,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PUBLIC, PRIVATE = 0o666, 0o600
-"""Who may read a file: whom the umask lets, or its owner alone."""
+"""Permissions of a file: readable by all whom the umask allows, or only by its owner."""
 
 ABANDONED_AFTER = 24 * 3600.0
-"""Seconds after which a temporary file belongs to nobody: its process was killed."""
+"""Seconds after which a temporary file counts as left by a killed process."""
 _TEMPORARY = re.compile(r".+\.[0-9a-f]{16}\.part")
 
 
@@ -28,7 +28,7 @@ _TEMPORARY = re.compile(r".+\.[0-9a-f]{16}\.part")
 def replacing(
     path: Path, *, mode: int = PUBLIC, durable: bool = True, overwrite: bool = True
 ) -> Iterator[Path]:
-    """Write a file under a temporary name; it gets its own when the ``with`` block ends.
+    """Write a file under a temporary name; it gets its final name when the ``with`` block ends.
 
     If the block raises, the temporary file is removed and `path` stays as it was. Several processes
     may write the same file at once: the last one to end wins.
@@ -38,7 +38,7 @@ def replacing(
     path
         The file to write; its folder must exist.
     mode
-        Permissions of the new file, less what the umask takes away.
+        Permissions of the new file, reduced by the umask.
     durable
         Whether the file and its name are on the disk when the block has ended. Without this a crash
         of the machine, but not of the process, may leave the file damaged.
@@ -48,21 +48,21 @@ def replacing(
     Yields
     ------
     Path
-        An empty file, to be filled by whatever means.
+        An empty file, which the caller fills in any way.
 
     Raises
     ------
     FileExistsError
         If the file is there and must not be replaced.
     """
-    if not overwrite and os.path.lexists(path):  # known even where nothing can be written
+    if not overwrite and os.path.lexists(path):  # also in a read-only folder
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     try:
         permissions = temporary.stat().st_mode
         yield temporary
-        if temporary.stat().st_mode != permissions:  # some libraries make the file anew
+        if temporary.stat().st_mode != permissions:  # some libraries replace the file
             temporary.chmod(permissions)
         if durable:
             _sync(temporary)
@@ -96,12 +96,12 @@ def write_text(path: Path, content: str, *, mode: int = PUBLIC, overwrite: bool 
 
 
 def half_written(folder: Path) -> list[Path]:
-    """Return the temporary files in a folder: of writers at work, and of those that were killed."""
+    """Return the temporary files in a folder, of active writers and of killed ones."""
     return [path for path in folder.iterdir() if _TEMPORARY.fullmatch(path.name)]
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk; syncing a file leaves its name out."""
+    """Flush the names in a folder to the disk; syncing a file does not flush its name."""
     _sync(folder)
 
 

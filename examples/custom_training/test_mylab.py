@@ -12,7 +12,7 @@ from mylab.nets import build
 from mylab.rules import Median
 from typer.testing import CliRunner
 
-from hfedatm.base.settings import resolve
+from hfedatm.base.resolving import resolve
 from hfedatm.cli.main import typer_app
 from hfedatm.contracts import Situation
 from hfedatm_core import ChannelGraph, Update

@@ -1,1 +1,1 @@
-"""What all three tiers stand on: settings, records, plug-ins, trust, handover."""
+"""The common base of all three tiers: settings, records, plug-ins, trust, handover."""

@@ -1,6 +1,6 @@
-"""The way of a step's updates into the mean of their tier: held, bounded, chosen by a rule.
+"""Admit updates to the mean of their tier: they are held, bounded, and chosen by a robust rule.
 
-The same at a station, whose updates are its clients', and at the server, whose are the stations'.
+A station uses this for its clients' updates, the server for its stations' updates.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 
 from hfedatm.base.building import build_robust
 from hfedatm.base.plugins import calling
-from hfedatm.base.records import Failure
+from hfedatm.base.round_record import Failure
 from hfedatm.base.settings import Settings
 from hfedatm_core import Update
 from hfedatm_core.robust.bounding import Bounds
@@ -19,7 +19,7 @@ from hfedatm_core.robust.updates import BoundedUpdates
 from hfedatm_core.tensors import State
 
 WORTH_A_LINE = 0.5
-"""An update of which a part was multiplied by less than this is named."""
+"""An update is reported if a part of it was multiplied by less than this factor."""
 
 
 class Admission:
@@ -30,15 +30,15 @@ class Admission:
     settings
         The run's settings.
     tier
-        Whose updates they are.
+        The tier that sent the updates.
     start
-        The model they started from.
+        The model that the updates started from.
     earlier
-        What `standing` was after the step before.
+        The value of `standing` after the previous step.
     start_of
-        The model that one update started from, where each has its own.
+        Returns the model that one update started from, if each has a start of its own.
     compare
-        Whether the updates are models, whose directions can be compared and chosen among.
+        Whether the updates are models, so that a rule can compare their directions and choose.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Admission:
         self._updates.add(update)
 
     def __iter__(self) -> Iterator[Update]:
-        """Yield what enters the mean."""
+        """Yield the updates that enter the mean."""
         if self._rule is None:
             yield from self._updates
             return
@@ -87,14 +87,16 @@ class Admission:
         return self._updates.standing
 
     def left_out(self) -> list[Failure]:
-        """Return who was left out, and why."""
-        return [Failure(c.name, c.what) for c in self._updates.cuts() if c.factor == 0.0]
+        """Return the nodes that were left out, with the reason."""
+        cuts = self._updates.cuts()
+        return [Failure(node=c.name, reason=c.what) for c in cuts if c.factor == 0.0]
 
     def cut_back(self) -> list[Failure]:
-        """Return whose update was cut back by a lot, and how."""
+        """Return the nodes whose update was cut back by a lot, and how."""
         cuts = self._updates.cuts()
-        return [Failure(c.name, c.what) for c in cuts if 0.0 < c.factor < WORTH_A_LINE]
+        some = (c for c in cuts if 0.0 < c.factor < WORTH_A_LINE)
+        return [Failure(node=c.name, reason=c.what) for c in some]
 
     def close(self) -> None:
-        """Let go of all updates."""
+        """Release all updates."""
         self._updates.close()

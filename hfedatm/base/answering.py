@@ -8,6 +8,7 @@ from collections.abc import Callable
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from hfedatm.base.errors import explain
+from hfedatm.base.tracebacks import raise_if_debugging, to_send
 
 Handler = Callable[[Message, Context], RecordDict]
 
@@ -27,9 +28,11 @@ def answering(handler: Handler) -> Callable[[Message, Context], Message]:
 
 def reply_with_failure(message: Message, error: BaseException) -> Message:
     """Answer with the error itself, so that the person who started the run sees it."""
+    raise_if_debugging(error)
     return Message(failure(error), reply_to=message)
 
 
 def failure(error: BaseException) -> RecordDict:
-    """Return the content of a reply that says why there is nothing else."""
-    return RecordDict({"failure": ConfigRecord({"reason": explain(error)[:4000]})})
+    """Return the content of a reply that carries only the reason for a failure."""
+    reason, trace = explain(error)[:4000], to_send(error)
+    return RecordDict({"failure": ConfigRecord({"reason": reason, "traceback": trace})})

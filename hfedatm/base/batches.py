@@ -1,4 +1,4 @@
-"""Mini-batches of the examples of one node."""
+"""Mini-batches of one node's examples."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hfedatm_core.data import Batch, DataSpec, Domain, batches
 
 
 class Batches:
-    """Mini-batches of a client's examples; every pass over it is one epoch.
+    """Mini-batches of a client's examples; every pass over them is one epoch.
 
-    With a seed each epoch is shuffled anew, in an order that depends on nothing but the seed.
+    With a seed each epoch is shuffled anew, in an order that depends only on the seed.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Batches:
         """Yield the batches of the next epoch."""
         shuffle = None if self._seed is None else generator(self._seed, self._epoch)
         self._epoch += 1
-        # A last batch of one example cannot pass BatchNorm in training.
+        # BatchNorm cannot train on a last batch of one example.
         lonely = (
             shuffle is not None
             and len(self.domain) > self._size

@@ -1,11 +1,12 @@
-"""From settings to objects: the data set, the network, the client method.
+"""Build objects from settings: the data set, the network, the client method, the rules.
 
 Every tier calls these with the same settings and so gets the same network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from functools import cache, lru_cache, partial
 from importlib import import_module
 from typing import Any, Literal
@@ -14,27 +15,41 @@ import torch
 from torch import nn
 
 import hfedatm_core.data
+import hfedatm_core.metrics
 import hfedatm_core.models
 import hfedatm_core.robust.rules
 from hfedatm.base.errors import UserError
+from hfedatm.base.options import parse_params
 from hfedatm.base.plugins import calling, check_call, construct, find_class, find_function
+from hfedatm.base.rule_keys import find_rule, given_to_rule
 from hfedatm.base.seeding import derive, seed_torch
-from hfedatm.base.settings import Settings, parse_params
+from hfedatm.base.settings import Settings
+from hfedatm.base.text import names_in
 from hfedatm.base.trust.policy import Policy
 from hfedatm.contracts import Method, Rule
-from hfedatm_core import Gram, collect_grams, forward
-from hfedatm_core.data import DataSpec, DomainData
+from hfedatm_core import ChannelGraph, Gram, collect_grams, forward
+from hfedatm_core.data import DataSpec, DomainData, Inputs
+from hfedatm_core.data.checking import BadDomain, check_domains
 from hfedatm_core.discovery import check_options
+from hfedatm_core.metrics import Metric
 from hfedatm_core.robust.rules.base import RobustRule
 
-# Built-in methods and rules are plug-ins of the tiers above: they are found by name, like others.
-BUILT_IN_METHODS, BUILT_IN_RULES = "client_app.methods", "server_app.rules"
+# Built-in methods are plug-ins of a tier above, so they are found by name like any other.
+BUILT_IN_METHODS = "client_app.methods"
+
+
+class BadData(UserError):
+    """A data set's examples cannot be trained on; ``fault`` gives the reason, not the examples."""
+
+    def __init__(self, message: str, fault: str) -> None:
+        super().__init__(message)
+        self.fault = fault
 
 
 def load_data(settings: Settings, data_dir: str | None = None) -> DomainData:
     """Load the data set; a process that serves many clients loads it once.
 
-    ``data_dir`` is the folder to read, whatever the settings say; an empty one is none.
+    ``data_dir`` is the folder to read, whatever the settings say; an empty string means no folder.
     """
     folder = Policy.current().data.folder or settings.data_dir if data_dir is None else data_dir
     return _load(settings.dataset, settings.dataset_params, folder)
@@ -50,6 +65,10 @@ def _load(dataset: str, params: str, data_dir: str) -> DomainData:
         data: Any = load(data_dir or None, **options)
     if not isinstance(data, DomainData):
         raise UserError(f"dataset: {dataset!r} returned {type(data).__name__}, not a DomainData")
+    try:
+        check_domains(data)
+    except BadDomain as error:
+        raise BadData(f"dataset: {dataset!r}, {error}", error.fault) from None
     return data
 
 
@@ -71,15 +90,14 @@ def target_domain(settings: Settings, data: DomainData) -> str:
 
 def build_rule(settings: Settings) -> Rule:
     """Make the server rule."""
-    package = import_module(BUILT_IN_RULES)
-    cls = find_class("server-rule", settings.server_rule, package, Rule, "hfedatm.rules")
-    rule: Rule = construct("rule-params", cls, parse_params(settings.rule_params))
+    cls = find_rule(settings.server_rule)
+    rule: Rule = construct("rule-params", cls, given_to_rule(settings))
     rule.check(settings)
     return rule
 
 
 def build_robust(settings: Settings, tier: Literal["clients", "stations"]) -> RobustRule:
-    """Make the robust rule that stands before the mean of a tier's updates."""
+    """Make the robust rule that chooses a tier's updates before they are averaged."""
     key = f"robust-{tier}"
     name = settings.robust_clients if tier == "clients" else settings.robust_stations
     cls = find_class(key, name, hfedatm_core.robust.rules, RobustRule, "hfedatm.robust")
@@ -87,8 +105,20 @@ def build_robust(settings: Settings, tier: Literal["clients", "stations"]) -> Ro
     return rule
 
 
+def build_metrics(settings: Settings, spec: DataSpec) -> dict[str, Metric]:
+    """Make the metrics of the evaluation, keyed by their names in the results."""
+    metrics: dict[str, Metric] = {}
+    for name in names_in(settings.metrics):
+        cls = find_class("metrics", name, hfedatm_core.metrics, Metric, "hfedatm.metrics")
+        label = name.partition(":")[2] or name
+        if label in metrics:
+            raise UserError(f"metrics: two of them are called {label!r}")
+        metrics[label] = construct("metrics", cls, {"num_classes": spec.num_classes})
+    return metrics
+
+
 def build_method(settings: Settings) -> Method:
-    """Make the client method, with what the server rule adds to it."""
+    """Make the client method, including the additions of the server rule."""
     package = import_module(BUILT_IN_METHODS)
     cls = find_class("client-method", settings.client_method, package, Method, "hfedatm.methods")
     method: Method = construct("client-params", cls, parse_params(settings.client_params))
@@ -100,7 +130,7 @@ def build_model(
 ) -> nn.Module:
     """Make the network the method trains, with the same initial weights on every tier.
 
-    With a ``station`` they are that station's own.
+    With a ``station`` the initial weights are that station's own.
     """
     build = _builder(settings.model, settings.model_params)
     with torch.random.fork_rng(devices=[]):
@@ -153,16 +183,59 @@ def try_model(settings: Settings, model: nn.Module, spec: DataSpec) -> None:
         )
 
 
-def example_grams(settings: Settings, model: nn.Module, spec: DataSpec) -> dict[str, Gram]:
-    """Return Grams of two made-up examples: which layers have one, how wide, which share one."""
-    return collect_grams(
-        model,
-        [(spec.example(), None)],
-        max_dim=settings.gram_max_dim,
-        rank=settings.gram_rank,
-        conv=settings.regmean_conv,
-        bias=settings.regmean_bias == "exact",
-    )
+def measures_all(settings: Settings, round: int) -> bool:
+    """Return whether this round's merge needs the Grams of all layers.
+
+    Stations that did not start from one model are merged by all Grams, if the rule supports it.
+    Noise and secure sums support only Grams of Linear layers.
+    """
+    apart = settings.station_start == "own" and round == 1
+    plain = settings.privacy_mechanism == "none" and not settings.secure_aggregation
+    if settings.gram_layers == "linear" or not (settings.gram_layers == "all" or (apart and plain)):
+        return False
+    return build_rule(settings).merges_apart
+
+
+def gram_options(settings: Settings, round: int) -> dict[str, Any]:
+    """Return which Grams are collected in a round, and in which form."""
+    return {
+        "max_dim": settings.gram_max_dim,
+        "rank": settings.gram_rank,
+        "conv": settings.regmean_conv,
+        "bias": settings.regmean_bias == "exact",
+        "full": measures_all(settings, round),
+        "groups": False,  # Grams of convolutions in groups have no wire form
+    }
+
+
+def example_grams(
+    settings: Settings, model: nn.Module, spec: DataSpec, round: int = 0
+) -> dict[str, Gram]:
+    """Return Grams of two made-up examples: which layers have or share one, and its width."""
+    return open_grams(settings, model, [(spec.example(), None)], round)
+
+
+def open_grams(
+    settings: Settings, model: nn.Module, batches: Iterable[tuple[Inputs, Any]], round: int = 0
+) -> dict[str, Gram]:
+    """Return the Grams of these examples in the form of the settings, not clipped or noised."""
+    return collect_grams(model, batches, **gram_options(settings, round))
+
+
+def trace_channels(
+    settings: Settings, rule: Rule, model: nn.Module, spec: DataSpec
+) -> ChannelGraph:
+    """Follow the channels of a model; log which layers stay unaligned only if the rule aligns."""
+    inputs = spec.example()
+    example = tuple(inputs.values()) if isinstance(inputs, dict) else (inputs,)
+    # A user's own rule may align as well, unless it declares that it does not.
+    aligns = getattr(rule, "fot", ":" in settings.server_rule)
+    tracing = logging.getLogger("hfedatm_core.channels.tracing")
+    before, tracing.disabled = tracing.disabled, tracing.disabled or not aligns
+    try:
+        return ChannelGraph.trace(model, example)
+    finally:
+        tracing.disabled = before
 
 
 def pick_device(settings: Settings) -> torch.device:
@@ -175,7 +248,7 @@ def pick_device(settings: Settings) -> torch.device:
     return _best_device()
 
 
-@cache  # a process that serves many clients asks for each of them
+@cache  # a process that serves many clients asks once per client
 def _best_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")

@@ -1,10 +1,10 @@
 """A client's reply as one vector whose sum over clients gives their mean reply.
 
 With n examples, the vector is n, then n times every number that is averaged by examples (loss,
-weights, shared arrays), then the weight of the Grams and the Grams times it. The weight is the
-number of examples *they* were made of (``gram-batches``): times any other number, an example would
-count for more than its clip and the noise for less than was agreed. What the vector is made of, the
-layout, is no secret; its numbers are.
+weights, shared arrays), then the weight of the Grams and the Grams times it. This weight is the
+number of examples that the *Grams* were made of (``gram-batches``): with any other weight, an
+example would count for more than its clip and the noise for less than was agreed. The layout of the
+vector is no secret; its numbers are.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from hfedatm.base.records import (
     BadReply,
     arrays_to_record,
     grams_to_record,
+    need_record,
     record_to_arrays,
     record_to_grams,
 )
 from hfedatm.base.settings import Settings
 from hfedatm_core.grams.by_layer import distinct
-from hfedatm_core.grams.gram import PackedGram
+from hfedatm_core.grams.gram import Gram, PackedGram
 from hfedatm_core.secagg import FixedPoint
 
 _WHOLE = 2.0**-24
 Vector = npt.NDArray[np.float64]
 Groups = tuple[tuple[str, ...], ...]
 IN_THE_CLEAR = ("epsilon", "seconds", "gram-seconds")
-"""Metrics that say nothing about the data beyond the number of examples."""
+"""Metrics that reveal nothing about the data beyond the number of examples."""
 
 
 @dataclass(frozen=True)
 class ReplyLayout:
-    """What a reply's vector is made of, in order.
+    """The parts of a reply's vector, in order.
 
     Attributes
     ----------
@@ -69,10 +70,10 @@ class ReplyLayout:
         layers: Mapping[str, int],
         groups: Groups,
     ) -> ReplyLayout:
-        """Return the layout that follows from what a station waits for.
+        """Return the layout of the reply that a station expects.
 
-        Which layers share a Gram is the model's affair, so ``groups`` come from the clients; they
-        must hold each layer once, and only layers of one width share.
+        The model decides which layers share a Gram, so clients report the ``groups``. Each layer
+        must be in exactly one group, and the layers of a group must have one width.
         """
         if sorted(name for group in groups for name in group) != sorted(layers):
             raise BadReply("its Grams are not of exactly the layers that were asked for")
@@ -87,7 +88,7 @@ class ReplyLayout:
         return cls(tuple(sorted(metrics)), tuple(named), tuple(grams))
 
     def to_record(self) -> ConfigRecord:
-        """Return what a client says of its vector: which layers share a Gram, and a hash of all."""
+        """Return a client's description of its vector: layers that share a Gram, and a hash."""
         groups = json.dumps([list(layers) for layers, _ in self.grams])
         return ConfigRecord({"groups": groups, "digest": self.digest})
 
@@ -98,7 +99,7 @@ class ReplyLayout:
 
     @property
     def gram_size(self) -> int:
-        """Numbers that belong to Grams."""
+        """How many numbers of the vector belong to Grams."""
         return sum(dim * (dim + 1) // 2 for _, dim in self.grams)
 
     @property
@@ -107,7 +108,7 @@ class ReplyLayout:
         return sum(count for _, count in self.parts())
 
     def parts(self) -> Iterator[tuple[str, int]]:
-        """Yield what the vector is made of, in order, each with its length."""
+        """Yield the parts of the vector in order, each with its length."""
         yield "the number of examples", 1
         for name in self.metrics:
             yield f"{name!r} times the examples", 1
@@ -120,7 +121,7 @@ class ReplyLayout:
 
 
 def read_groups(record: object) -> tuple[Groups, str]:
-    """Read what `ReplyLayout.to_record` wrote; `BadReply` for anything else."""
+    """Read a record of `ReplyLayout.to_record`; raises `BadReply` for any other."""
     try:
         text, digest = record["groups"], record["digest"]  # type: ignore[index]
         table = json.loads(text)
@@ -138,7 +139,7 @@ def flatten(
     reply: RecordDict, settings: Settings, metrics: Iterable[str] = ("loss",)
 ) -> tuple[ReplyLayout, Vector]:
     """Return a reply's layout and vector; ``metrics`` says which numbers are averaged."""
-    known = dict(reply["metrics"])
+    known: dict[str, Any] = dict(reply["metrics"])
     examples = float(known["num-examples"])
     averaged = tuple(sorted(metrics))
     if missing := [name for name in averaged if name not in known]:
@@ -157,7 +158,8 @@ def flatten(
         by_examples = settings.gram_weights == "examples"
         weight = float(gram_examples(settings, int(examples))) if by_examples else 1.0
         parts.append(np.array([weight]))
-        for layers, gram in distinct(record_to_grams(reply["grams"])).items():
+        sent = record_to_grams(need_record(reply, "grams", ArrayRecord))
+        for layers, gram in distinct(sent).items():
             assert isinstance(gram, PackedGram), "factors are refused before round 1"
             grams.append((tuple(layers), gram.dim))
             parts.append(gram.triangle.double().numpy() * weight)
@@ -165,7 +167,7 @@ def flatten(
 
 
 def check_range(layout: ReplyLayout, vector: Vector, clients: int) -> None:
-    """Raise `UserError` that names what does not fit the fixed point of a sum of so many."""
+    """Raise `UserError` that names the number that a secure sum of so many clients cannot hold."""
     limit = FixedPoint().limit(clients)
     at = 0
     for name, count in layout.parts():
@@ -181,10 +183,10 @@ def check_range(layout: ReplyLayout, vector: Vector, clients: int) -> None:
 
 
 def mean_reply(layout: ReplyLayout, total: Vector, clients: int) -> RecordDict:
-    """Return the reply that stands for all clients of a sum; `BadReply` if the sum is not sound.
+    """Return the mean reply of all clients in a sum; raises `BadReply` if the sum is not sound.
 
-    A mask that was left in the sum makes a whole number of examples all but impossible. What a
-    client put into its vector cannot be seen, only what became of the mean.
+    If a mask is left in the sum, a whole number of examples is all but impossible. A single
+    client's vector cannot be checked, only the mean.
     """
     examples = float(total[0])
     if examples != round(examples) or not clients <= examples < 1e12:
@@ -199,7 +201,7 @@ def mean_reply(layout: ReplyLayout, total: Vector, clients: int) -> RecordDict:
     weight = float(values.take(1)[0]) if layout.grams else 1.0
     if weight != round(weight) or not 1 <= weight <= examples:
         raise BadReply(f"the secure sum is spoilt: its Grams weigh {weight:.6g}")
-    grams = {}
+    grams: dict[str, Gram] = {}
     for layers, dim in layout.grams:
         triangle = torch.from_numpy(values.take(dim * (dim + 1) // 2) / weight)
         grams |= dict.fromkeys(layers, PackedGram(triangle.float(), int(examples)))
@@ -212,16 +214,16 @@ def mean_reply(layout: ReplyLayout, total: Vector, clients: int) -> RecordDict:
 
 
 def _unit(dtype: np.dtype[Any]) -> float:
-    """Return what one is in the vector: whole numbers need no fraction, but more room.
+    """Return the number that stands for 1 in the vector: integers need no fraction, but more room.
 
-    BatchNorm counts all batches of the run; times the examples that is more than the fixed point
-    of the sum has room for beside its fraction.
+    BatchNorm counts all batches of the run. Multiplied by the examples, this count exceeds what the
+    fixed point of the sum can hold beside its fraction.
     """
     return 1.0 if dtype.kind == "f" else _WHOLE
 
 
 def _narrow(mean: Vector, dtype: np.dtype[Any], name: str) -> np.ndarray:
-    """Return a mean in the type it has in the model."""
+    """Return a mean in the type that the tensor has in the model."""
     if dtype.kind == "f":
         return mean.astype(dtype)
     whole = np.rint(mean / _WHOLE)

@@ -1,8 +1,8 @@
-"""What a node keeps to itself from one round to the next.
+"""The tensors that a node keeps to itself from one round to the next.
 
 A node may be a new process for every message, may be killed, and may be asked again for a round it
-has already done. So what it keeps is a file per point in time, and reading asks for the newest one
-*before* the round at hand: doing a round again starts from the same memory as the first time.
+has already done. So a node writes one file per step and reads the newest file from *before* the
+current round: a repeated round starts from the same memory as the first time.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from hfedatm.base.errors import UserError
 from hfedatm_files import PRIVATE, replacing
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-"""What may name a run or a node in a path: one part of it, never a way out of the folder."""
+"""Pattern of a run's or node's name in a path: one part, so it never leads out of the folder."""
 
 Moment = tuple[int, int]
-"""Global round, station round."""
+"""A step of a run: global round, station round."""
 _MOMENT = re.compile(r"(\d{1,9})-(\d{1,9})\.safetensors")
 
 
 class NodeMemory:
-    """Tensors of one node of one run, by moment.
+    """Tensors of one node in one run, by step.
 
     Parameters
     ----------
@@ -42,17 +42,17 @@ class NodeMemory:
     """
 
     MAX_AGE = 30 * 24 * 3600.0
-    KEPT = 3  # the round at hand, the one before it, and one more for a server that was set back
+    KEPT = 3  # the current round, the one before it, and one more for a server that was set back
 
     def __init__(self, run: str, node: str, root: str | Path | None = None) -> None:
         for what, name in (("run", run), ("node", node)):
             if not isinstance(name, str) or not NAME.fullmatch(name):  # both come with a message
-                raise UserError(f"{what}: {str(name)[:60]!r} cannot name what a node remembers")
+                raise UserError(f"{what}: {str(name)[:60]!r} is not a valid name")
         self.root = state_root(root)
         self.folder = self.root / run / node
 
     def load(self, before: Moment) -> dict[str, torch.Tensor]:
-        """Return what was kept last before this moment; empty at first."""
+        """Return the tensors that were saved last before this step; empty at first."""
         earlier = [moment for moment in self._moments() if moment < before]
         if not earlier:
             return {}
@@ -66,7 +66,7 @@ class NodeMemory:
 
     def save(self, at: Moment, tensors: Mapping[str, torch.Tensor]) -> None:
         """Keep tensors; the file appears whole or not at all."""
-        if not self.folder.is_dir():  # a node's first word in a run is the time to tidy up
+        if not self.folder.is_dir():  # tidy up when a node saves for the first time in a run
             self.folder.mkdir(parents=True, exist_ok=True)
             self._forget_old_runs()
         path = self._path(at)

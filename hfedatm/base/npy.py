@@ -3,7 +3,7 @@
 Flower sends an array as the bytes of a ``.npy`` file. Only the plain form of it is read: version 1,
 numbers of a few types, in C order, as many bytes as the header says. NumPy would also accept
 archives, pickles, other versions and any Python literal for a header. A federation sends the same
-few headers over and over, so what they say is kept.
+few headers over and over, so parsed headers are cached.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from flwr.app import Array
 
-_PREFIX = b"\x93NUMPY\x01\x00"  # the format version that all arrays of plain numbers have
+_PREFIX = b"\x93NUMPY\x01\x00"  # the format version of every array of plain numbers
 _START = len(_PREFIX) + 2
 _MOST_HEADER = 1024
-_HEADER = re.compile(  # each repetition begins with a comma: nothing to try twice
+_HEADER = re.compile(  # each repetition begins with a comma, so nothing is tried twice
     rb"\{'descr': '([<|][a-z]\d)', 'fortran_order': False, "
     rb"'shape': \(((?:\d{1,15}(?:, \d{1,15}){0,15},?)?)\), \} *\n"
 )
@@ -31,7 +31,7 @@ _TYPES = {
 
 
 def read_layout(array: Array) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return shape and type of an array after checking all but its numbers; nothing is copied."""
+    """Return an array's shape and type after checking all but its numbers; copies nothing."""
     shape, dtype, _ = _open(array)
     return shape, dtype
 
@@ -43,7 +43,7 @@ def read_array(array: Array) -> np.ndarray[Any, Any]:
 
 
 def write_array(values: np.ndarray[Any, Any]) -> Array:
-    """Return what ``Array(values)`` returns for an array of plain numbers, in C order."""
+    """Return the same as ``Array(values)``, for an array of plain numbers in C order."""
     header = _header(values.shape, values.dtype)
     return Array(str(values.dtype), values.shape, "numpy.ndarray", header + values.tobytes())
 

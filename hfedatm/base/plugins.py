@@ -2,10 +2,10 @@
 
 Built-in names are modules of one package and are found by importing them, so adding one is adding
 a file. Other packages can announce theirs under the entry-point groups ``hfedatm.models``,
-``hfedatm.datasets``, ``hfedatm.methods``, ``hfedatm.rules``, ``hfedatm.robust`` and
-``hfedatm.trainers``.
+``hfedatm.datasets``, ``hfedatm.methods``, ``hfedatm.rules``, ``hfedatm.robust``,
+``hfedatm.metrics`` and ``hfedatm.trainers``.
 
-A deployed process imports nothing else because of a run unless its owner's policy lists it.
+In a deployed process, a run can import other code only if the owner's policy lists it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import cache
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
-from hfedatm.base.errors import UserError, explain
+from pydantic import ValidationError
+
+from hfedatm.base.errors import PLUGGED, UserError, explain
+from hfedatm.base.options import mistakes, options_of
 from hfedatm.base.trust.checking import require_code
 from hfedatm.base.trust.policy import Policy
-from hfedatm_core.discovery import find, suggest
+from hfedatm_core.discovery import find, subclass_in, suggest
 
 OWN = "Your own is written 'package.module:name'."
 
@@ -34,7 +36,7 @@ class PluginError(UserError):
 
 
 def find_function(setting: str, name: str, package: ModuleType, attribute: str, group: str) -> Any:
-    """Return the function a setting names; ``attribute`` is what a built-in module calls it."""
+    """Return the function a setting names; ``attribute`` is its name inside a built-in module."""
     _require_allowed(setting, name)
     return _find_function(setting, name, package, attribute, group)
 
@@ -58,14 +60,7 @@ def find_class(setting: str, name: str, package: ModuleType, base: type, group: 
 def _find_class(setting: str, name: str, package: ModuleType, base: type, group: str) -> Any:
     found = _from_elsewhere(setting, name, package, group)
     if found is None:
-        module = _builtin(setting, name, package)
-        found = next(
-            value
-            for value in vars(module).values()
-            if inspect.isclass(value)
-            and issubclass(value, base)
-            and value.__module__ == module.__name__
-        )
+        found = subclass_in(_builtin(setting, name, package), base)
     if not (inspect.isclass(found) and issubclass(found, base)):
         raise PluginError(
             f"{setting}: {name!r} must be a subclass of {base.__module__}.{base.__name__}"
@@ -75,7 +70,7 @@ def _find_class(setting: str, name: str, package: ModuleType, base: type, group:
 
 
 def _check_overrides(setting: str, cls: type, base: type) -> None:
-    """Refuse a class whose methods cannot be called as those of its base are."""
+    """Refuse a class whose methods cannot be called like those of its base."""
     for name, original in vars(base).items():
         if inspect.isfunction(original) and not name.startswith("_"):
             signature = inspect.signature(original)
@@ -86,9 +81,9 @@ def _check_overrides(setting: str, cls: type, base: type) -> None:
 
 
 def import_object(setting: str, path: str, group: str = "") -> Any:
-    """Import ``package.module:object``, or what an entry point of ``group`` names.
+    """Import ``package.module:object``, or the object of an entry point of ``group``.
 
-    This is the one place where a run's words become an import.
+    This is the only place where text from a run becomes an import.
     """
     if ":" not in path and group:
         for point in entry_points(group=group, name=path):
@@ -98,7 +93,7 @@ def import_object(setting: str, path: str, group: str = "") -> Any:
 
 
 def _require_allowed(setting: str, name: str) -> None:
-    """Ask the policy before anything is imported, and again when the answer is remembered."""
+    """Ask the policy before anything is imported, even if the import is cached."""
     if ":" in name:
         require_code(Policy.current(), setting, name)
 
@@ -107,6 +102,7 @@ def _import(setting: str, path: str) -> Any:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise PluginError(f"{setting}: got {path!r}; write it 'package.module:name'")
+    PLUGGED.add(module_name.partition(".")[0])
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -124,12 +120,14 @@ def _import(setting: str, path: str) -> Any:
         raise PluginError(f"{setting}: module {module_name!r} has no {attribute!r}") from None
 
 
-def check_call(setting: str, function: Callable[..., Any], signature: str, *args: str) -> None:
-    """Refuse a function that cannot be called with ``args``; ``signature`` is shown as the cure."""
+def check_call(
+    setting: str, function: Callable[..., Any], signature: str, *args: str, **named: str
+) -> None:
+    """Refuse a function that cannot be called with these; the message shows ``signature``."""
     if not callable(function):
         raise PluginError(f"{setting}: {function!r} is not callable; it must be {signature}")
     try:
-        inspect.signature(function).bind(*args)
+        inspect.signature(function).bind(*args, **named)
     except TypeError as error:
         name = getattr(function, "__name__", repr(function))
         raise PluginError(
@@ -140,20 +138,21 @@ def check_call(setting: str, function: Callable[..., Any], signature: str, *args
 
 @contextmanager
 def calling(setting: str, name: str) -> Iterator[None]:
-    """Turn whatever the code that a setting names raises into one message that names both."""
+    """Turn any error of the code that a setting names into one message with setting and name."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        # Built-ins say what is wrong in words; other people's errors need their kind and place.
+        # Messages of built-ins explain themselves; errors of other code need their kind and place.
         worded = ":" not in name and isinstance(error, ValueError | TypeError | OSError)
         raise PluginError(f"{setting}: {error if worded else explain(error)}") from error
 
 
 def construct(setting: str, cls: Any, params: dict[str, Any]) -> Any:
-    """Make a dataclass from the user's parameters; an unknown one is refused by name."""
-    known = [field.name for field in fields(cls) if field.init]
+    """Make a dataclass from the user's parameters; unknown and wrong ones are refused by name."""
+    options = options_of(cls)
+    known = list(options.model_fields)
     for name in params:
         if name not in known:
             raise PluginError(
@@ -161,16 +160,21 @@ def construct(setting: str, cls: Any, params: dict[str, Any]) -> Any:
                 f"it has: {', '.join(known) or 'none'}.{suggest(name, known)}"
             )
     try:
-        return cls(**params)
+        checked = options.model_validate(params)
+    except ValidationError as error:
+        wrong = (f"{setting}: {line}" for line in mistakes(options, error))
+        raise PluginError("\n".join(wrong)) from None
+    try:
+        return cls(**{name: getattr(checked, name) for name in params})
     except (TypeError, ValueError) as error:
         raise PluginError(f"{setting}: {error}") from error
 
 
 def _from_elsewhere(setting: str, name: str, package: ModuleType, group: str) -> Any:
-    """Return what a path or an entry point names, or None: then it must be a built-in."""
+    """Return the object that a path or an entry point names; None if it must be a built-in."""
     if ":" in name:
         return import_object(setting, name)
-    # Built-ins first: looking through everything that is installed takes longer than a small round.
+    # Built-ins first: searching all installed packages takes longer than a small round.
     if name.replace("-", "_").lower() in {m.name for m in pkgutil.iter_modules(package.__path__)}:
         return None
     for point in entry_points(group=group, name=name):

@@ -1,16 +1,16 @@
-"""What travels between tiers, and its wire form.
+"""Messages between tiers, and their wire form.
 
 A message carries a ``task`` (what to do, with the run's settings), a ``model`` and, for some
 methods, ``shared`` arrays. A reply carries a ``model``, ``grams``, ``metrics`` and, from a station,
-the ``failures`` of its clients; or a ``failure`` that says why there is nothing else. Nothing is
-ever unpickled. Replies are read by `hfedatm.base.wire`, which takes nothing in them for granted.
+the ``failures`` of its clients; or only a ``failure`` with the reason. Nothing is ever unpickled.
+`hfedatm.base.wire` reads replies and takes nothing in them for granted.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeVar, get_args
 
@@ -20,23 +20,25 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from pydantic import ValidationError
 
 from hfedatm.base.npy import read_array, write_array
+from hfedatm.base.round_record import Failure
 from hfedatm.base.settings import Settings
 from hfedatm.base.state import State
 from hfedatm.base.text import printable
 from hfedatm_core.grams.by_layer import pack_grams, unpack_grams
+from hfedatm_core.grams.encoding import WireType
 from hfedatm_core.grams.gram import Gram
 
 Kind = Literal["prepare", "train", "measure", "evaluate"]
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 
 MOST_FAILURES = 64
-"""Failures that a reply lists; of more it gives the number."""
+"""Most failures that a reply lists; further ones are only counted."""
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MOST_SETTINGS = 100_000  # characters
-_NUMBERS = {  # field of a task -> from where to where it can be
+_NUMBERS = {  # field of a task -> its smallest and largest value
     "round": range(2**31),
     "station_round": range(2**31),
-    # A node without a place of its own goes by Flower's number for it.
+    # A node without a place in the tree is identified by Flower's node id.
     "station": range(-1, 2**64),
     "client": range(-1, 2**64),
 }
@@ -52,7 +54,7 @@ class BadTask(ValueError):
 
 @dataclass(frozen=True)
 class Task:
-    """What a node is asked to do."""
+    """The work that a node is asked to do."""
 
     kind: Kind
     settings: Settings
@@ -69,7 +71,7 @@ class Task:
 
     @classmethod
     def from_record(cls, record: Any) -> Task:
-        """Read the wire form; raises `BadTask` unless every field is there, and in its range."""
+        """Read the wire form; raises `BadTask` unless every field is present and in its range."""
         if not isinstance(record, ConfigRecord):
             raise BadTask("the message has no task")
         given: dict[str, Any] = dict(record)
@@ -82,12 +84,12 @@ class Task:
                 raise BadTask(f"task: {name} = {printable(given[name], 40)} is not plausible")
         if given["kind"] not in get_args(Kind) or type(given["send_grams"]) is not bool:
             raise BadTask(f"task: kind or send_grams is unknown: {printable(given['kind'], 40)}")
-        # It becomes the name of a folder.
+        # The run's name becomes the name of a folder.
         if type(given["run"]) is not str or not _RUN.fullmatch(given["run"]):
-            raise BadTask(f"task: run = {printable(given['run'], 40)!r} is no name of a run")
+            raise BadTask(f"task: run = {printable(given['run'], 40)!r} is not a valid run name")
         text = given["settings"]
         if type(text) is not str or len(text) > _MOST_SETTINGS:
-            raise BadTask("task: its settings are no text, or too much of it")
+            raise BadTask("task: its settings are not text, or too long")
         return cls(**{**given, "settings": _read_settings(text)})
 
     def but(self, **changes: Any) -> Task:
@@ -97,29 +99,17 @@ class Task:
 
 @lru_cache(maxsize=4)
 def _write_settings(settings: Settings) -> str:
-    """Return the wire form; a station writes the same settings for every client."""
+    """Return the wire form, cached: a station writes the same settings for every client."""
     return settings.model_dump_json(by_alias=True)
 
 
 @lru_cache(maxsize=4)
 def _read_settings(text: str) -> Settings:
-    """Check and read the wire form; a process that serves many clients does so once."""
+    """Check and read the wire form, cached: a process that serves many clients reads it once."""
     try:
         return Settings.model_validate_json(text)
     except ValidationError as error:
         raise BadTask(printable(f"task: its settings are not valid: {error}")) from None
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A node that was left out of a round, and why."""
-
-    node: str
-    reason: str
-
-    def to_dict(self) -> dict[str, str]:
-        """Return plain data."""
-        return asdict(self)
 
 
 # --- packing
@@ -147,7 +137,7 @@ def record_to_state(record: ArrayRecord) -> State:
     return {name: torch.from_numpy(read_array(array)) for name, array in record.items()}
 
 
-def grams_to_record(grams: Mapping[str, Gram], dtype: str = "float32") -> ArrayRecord:
+def grams_to_record(grams: Mapping[str, Gram], dtype: WireType = "float32") -> ArrayRecord:
     """Wrap Gram matrices; a Gram that several layers share is stored once."""
     return arrays_to_record(pack_grams(grams, dtype=dtype))
 
@@ -190,30 +180,41 @@ def failures_to_record(failures: Iterable[Failure]) -> ConfigRecord:
 
 
 def record_to_failures(record: ConfigRecord) -> list[Failure]:
-    """Unwrap failures; raises `BadReply` for lists that are none."""
+    """Unwrap failures; raises `BadReply` for malformed lists."""
     nodes, reasons = record.get("nodes", []), record.get("reasons", [])
     if not (isinstance(nodes, list) and isinstance(reasons, list)) or len(nodes) != len(reasons):
         raise BadReply("failures: 'nodes' and 'reasons' must be lists of one length")
     some = list(zip(nodes, reasons, strict=True))[:MOST_FAILURES]
     if not all(isinstance(text, str) for pair in some for text in pair):
         raise BadReply("failures: 'nodes' and 'reasons' must be text")
-    failures = [Failure(printable(node, 80), printable(reason)) for node, reason in some]  # type: ignore[arg-type]
+    failures = [
+        Failure(node=printable(node, 80), reason=printable(reason)) for node, reason in some
+    ]
     total = record.get("total", len(nodes))
     if type(total) is not int or not len(some) <= total < 2**31:
         raise BadReply(f"failures: a total of {printable(total, 40)} is not plausible")
     if total > len(some):
-        failures.append(Failure("others", f"{total - len(some)} more failures are not listed"))
+        unlisted = f"{total - len(some)} more failures are not listed"
+        failures.append(Failure(node="others", reason=unlisted))
     return failures
 
 
-# --- unpacking what arrived
+# --- finding the records of a message
 
 
 def find_record(content: RecordDict, key: str, kind: type[R]) -> R | None:
-    """Return one record of a message, if it is there and of this kind.
+    """Return one record of a message; None if it is missing or of another kind.
 
-    Not by ``content.array_records``: each use of that leaves a reference cycle behind, which keeps
-    the whole message in memory until the garbage collector happens to run.
+    This does not use ``content.array_records``: each use leaves a reference cycle behind, which
+    keeps the whole message in memory until the garbage collector happens to run.
     """
     record = content.get(key)
     return record if isinstance(record, kind) else None
+
+
+def need_record(content: RecordDict, key: str, kind: type[R]) -> R:
+    """Return one record of a message; raises `BadTask` if it is missing or of another kind."""
+    record = find_record(content, key, kind)
+    if record is None:
+        raise BadTask(f"the message has no {kind.__name__} {key!r}")
+    return record

@@ -1,4 +1,4 @@
-"""The tensors of a model, or of what goes with one, by their names."""
+"""The tensors of a model, or tensors that accompany a model, by their names."""
 
 from torch import Tensor
 

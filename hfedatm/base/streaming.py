@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from flwr.app import Error, Message, RecordDict
@@ -20,7 +20,14 @@ NO_REPLY = 1_001
 
 
 class StreamingGrid(Grid):
-    """Base of our Grids; ``nodes`` are the logical ids of a tier's children."""
+    """Base of our Grids; ``nodes`` are the logical ids of a tier's children.
+
+    To report progress, ``on_sent`` is called with the messages that were sent, and ``on_reply``
+    with each message that was answered.
+    """
+
+    on_sent: Callable[[Sequence[Message]], None] | None = None
+    on_reply: Callable[[Message], None] | None = None
 
     def set_run(self, run: Any) -> None:
         """Set the run; kept only to satisfy the interface."""
@@ -48,19 +55,30 @@ class StreamingGrid(Grid):
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterator[Message]:
+    ) -> Iterable[Message]:
         """Send all messages, then yield the replies in the order of the messages.
 
-        A node that does not answer in time yields an error reply that says so: nobody is lost
-        silently.
+        For a node that does not answer in time, this yields an error reply that says so: no node is
+        lost silently.
         """
         sent = list(messages)
         ids = list(self.push_messages(sent))
         sent_at = time.monotonic()
+        if self.on_sent:
+            self.on_sent(sent)
         for message, message_id in zip(sent, ids, strict=True):
-            yield self.wait_for(message_id, sent_at, timeout) or Message(
-                Error(NO_REPLY, _why_none(message_id, timeout)), reply_to=message
-            )
+            # Not bound to a name here: only the consumer may keep the reply alive.
+            yield self._reply(message, message_id, sent_at, timeout)
+
+    def _reply(
+        self, message: Message, message_id: str, sent_at: float, timeout: float | None
+    ) -> Message:
+        reply = self.wait_for(message_id, sent_at, timeout)
+        if self.on_reply:
+            self.on_reply(message)
+        if reply is None:
+            return Message(Error(NO_REPLY, _why_none(message_id, timeout)), reply_to=message)
+        return reply
 
 
 def _why_none(message_id: str, timeout: float | None) -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 LIMIT = 200
-"""Characters of a reason or a name that people are shown."""
+"""Most characters that are shown of a reason or a name."""
 
 
 def printable(text: object, limit: int = LIMIT) -> str:
-    r"""Return ``text`` as at most ``limit`` characters that a terminal, log or page only shows.
+    r"""Return at most ``limit`` characters of ``text``, safe to show in a terminal, log or page.
 
-    Newlines, escape sequences, and characters that are invisible or change the direction of
-    writing become escapes such as ``\n`` and ``\x1b``; what was escaped once stays as it is.
+    Newlines, escape sequences, and characters that are invisible or change the direction of writing
+    become escapes such as ``\n`` and ``\x1b``; text that is already escaped stays as it is.
     """
     given = text if isinstance(text, str) else _shown(text)
-    # Cut first: 100 MB of text must not be looked at to show a line of it.
+    # Cut first: showing a line must not read 100 MB of text.
     shown = "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
         for c in given[: limit + 1]
@@ -24,5 +24,15 @@ def printable(text: object, limit: int = LIMIT) -> str:
 def _shown(value: object) -> str:
     try:
         return str(value)
-    except Exception:  # such as an integer of more digits than Python writes
+    except Exception:  # for example an integer with more digits than Python prints
         return f"a value of type {type(value).__name__}"
+
+
+def number(value: float | None) -> str:
+    """Return a number of any size in a form that people can read."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def names_in(setting: str) -> tuple[str, ...]:
+    """Return the names in a setting that lists names, separated by commas."""
+    return tuple(filter(None, (name.strip() for name in setting.split(","))))

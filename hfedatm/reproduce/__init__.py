@@ -1,1 +1,1 @@
-"""Tables of results: which runs make a table, running them, and setting them in type."""
+"""Tables of results: define the runs of a table, run them, and typeset the table."""

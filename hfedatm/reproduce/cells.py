@@ -1,4 +1,4 @@
-"""A cell is one run of one configuration; a finished one is a line in a file, never run again."""
+"""Cells of a table: one run of one configuration; a finished cell is a line in a file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hfedatm.base.resolving import as_config, resolve
 from hfedatm.base.results import read_rounds
-from hfedatm.base.settings import Settings, resolve
+from hfedatm.base.round_record import RoundRecord
+from hfedatm.base.settings import Settings
 from hfedatm.reproduce.runfile import append_run, read_runs
 
-# Where and how a run is carried out; none of these changes what it computes.
+# Settings of where and how a run is carried out; none of them changes its result.
 ELSEWHERE = (
     "preset",
     "output",
@@ -56,23 +58,23 @@ class Cell:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Cell:
-        """Make a cell from what a user would give to ``hfedatm run``."""
+        """Make a cell from the settings that a user would give to ``hfedatm run``."""
         return cls(tuple(sorted(given.items())))
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting that changes what is computed."""
-        config = resolve(dict(self.given)).as_config()
+        """Every setting that changes the result."""
+        config = as_config(resolve(dict(self.given)))
         return {key: value for key, value in config.items() if key not in ELSEWHERE}
 
     @property
     def key(self) -> str:
         """Hash of the settings that differ from their defaults.
 
-        A setting that is added later, with a default that changes nothing, keeps the cells that
-        were run before it.
+        If a later version adds a setting whose default changes nothing, earlier cells keep their
+        hash.
         """
-        defaults = Settings().as_config()
+        defaults = as_config(Settings())
         chosen = {k: v for k, v in self.settings.items() if v != defaults[k]}
         text = json.dumps(chosen, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -80,9 +82,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Store:
-    """Finished cells in a folder of files with a line each, and the cells at work.
+    """Finished cells, one per line in the files of a folder, and the folder of unfinished cells.
 
-    Tables share cells: a cell of any file of the folder is found, a new one goes to ``file``.
+    Tables share cells: a cell is found in any file of the folder, and a new one is added to
+    ``file``.
     """
 
     file: Path
@@ -90,11 +93,11 @@ class Store:
 
     @classmethod
     def of(cls, table: str, output: Path, runs: Path | None = None) -> Store:
-        """Return the store of a table that is set in ``output``."""
+        """Return the store of a table that is written to ``output``."""
         return cls((runs or output / "runs") / f"{table}.jsonl", output / "unfinished")
 
     def finished(self, cells: Iterable[Cell]) -> dict[Cell, dict[str, Any]]:
-        """Return the results there are; one made under other defaults does not count."""
+        """Return the results of finished cells; a result with other defaults does not count."""
         runs: dict[str, list[dict[str, Any]]] = {}
         for file in sorted(self.file.parent.glob("*.jsonl")):
             for run in read_runs(file):
@@ -107,11 +110,11 @@ class Store:
         return found
 
     def run(self, cell: Cell) -> dict[str, Any]:
-        """Run a cell, from where it was stopped if it was, and keep its result."""
+        """Run a cell, continue it if it was stopped, and store its result."""
         folder = self.work / cell.key
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "log").open("a") as log:
-            fcntl.flock(log, fcntl.LOCK_EX)  # another table may be at the same cell
+            fcntl.flock(log, fcntl.LOCK_EX)  # another table may run the same cell
             result = self.finished([cell]).get(cell)
             if result is None:
                 with contextlib.redirect_stdout(log):
@@ -157,15 +160,12 @@ def _agrees(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return all(now.get(key, value) == value for key, value in stored.items())
 
 
-def _round(record: Mapping[str, Any]) -> dict[str, Any]:
-    source = record.get("source") or {}
+def _round(record: RoundRecord) -> dict[str, Any]:
+    line = record.to_dict()
+    source = line.get("source") or {}
     return {
-        **{key: record[key] for key in KEPT_OF_ROUND if key in record},
+        **{key: line[key] for key in KEPT_OF_ROUND if key in line},
         **({"source": {k: source[k] for k in KEPT_OF_SOURCE if k in source}} if source else {}),
-        "gram_bytes_up": _total(record, "gram-bytes-up"),
-        "gram_seconds": _total(record, "gram-seconds"),
+        "gram_bytes_up": sum(station.gram_bytes_below for station in record.per_station),
+        "gram_seconds": sum(station.gram_seconds for station in record.per_station),
     }
-
-
-def _total(record: Mapping[str, Any], name: str) -> float:
-    return sum(station.get(name, 0) for station in record.get("per_station", []))

@@ -1,4 +1,4 @@
-"""From finished cells to the numbers of a table."""
+"""Turn finished cells into the numbers of a table."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def per_round(*path: str, scale: float = 1.0) -> Measure:
 
 
 def overhead(cell: Mapping[str, Any]) -> float | None:
-    """Return how much longer a round takes for Grams and merging, in percent, within one run."""
+    """Return by how many percent Grams and merging lengthen a round, within one run."""
     added = sum(r.get("gram_seconds", 0) + r.get("merge_seconds", 0) for r in cell["rounds"])
     total = sum(r["seconds"] for r in cell["rounds"])
     return 100 * added / (total - added) if total > added else None
@@ -94,7 +94,7 @@ MEASURES: dict[str, dict[str, Measure]] = {
 
 
 def panels(table: Table, store: Store, paper: Mapping[str, Any] | None = None) -> list[Panel]:
-    """Return the printed tables; a place whose cells are not all there is empty."""
+    """Return the printed tables; an entry is empty unless all of its cells are finished."""
     finished = store.finished(table.cells())
     cells = {
         (row, group, column, seed): finished.get(table.cell(row, group, column, seed))
@@ -135,7 +135,7 @@ def _panel(table: Table, caption: str, numbers: Numbers, paper: Mapping[str, Any
 def _by_seed(
     table: Table, numbers: Numbers, row: str, group: str, columns: list[str]
 ) -> list[float]:
-    """Return the mean over columns for every seed whose columns are all there."""
+    """Return the mean over columns for every seed whose columns are all finished."""
     found = []
     for seed in table.seeds:
         values = [numbers.get((row, group, column, seed)) for column in columns]

@@ -14,7 +14,7 @@ from hfedatm_files import sync_folder
 
 
 def read_runs(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the runs of a file; a last line without its end was cut off and is no run."""
+    """Yield the runs of a file; a last line without a newline was cut off and is skipped."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
@@ -33,7 +33,7 @@ def read_runs(path: Path) -> Iterator[dict[str, Any]]:
 def append_run(path: Path, run: Mapping[str, Any]) -> None:
     """Add a run; when this returns, its line is on the disk.
 
-    One process writes at a time. What a killed process left of a line is removed first.
+    One process writes at a time. A partial line of a killed process is removed first.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(run, sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n"
@@ -43,7 +43,7 @@ def append_run(path: Path, run: Mapping[str, Any]) -> None:
         file.write(line.encode())
         file.flush()
         os.fsync(file.fileno())
-    sync_folder(path.parent)  # a new file's name, too
+    sync_folder(path.parent)  # so that a new file's name is on the disk, too
 
 
 def _end_of_last_line(file: BinaryIO) -> int:

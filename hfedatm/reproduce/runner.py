@@ -1,4 +1,4 @@
-"""Run the cells of a table that are not there yet, several at a time, and say how long it takes."""
+"""Run the missing cells of a table, several at a time, and estimate the remaining time."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from hfedatm.base.settings import resolve
+from hfedatm.base.resolving import resolve
 from hfedatm.reproduce.cells import Cell, Store
 
 
 @dataclass
 class Outcome:
-    """What became of the cells."""
+    """The number of cells that ended, and the failed cells with their reasons."""
 
     finished: int = 0
     failed: dict[Cell, str] = field(default_factory=dict)
 
 
 def run_cells(cells: Sequence[Cell], store: Store, jobs: int, console: Console) -> Outcome:
-    """Run what is missing; whatever is finished when this is stopped stays finished."""
+    """Run the missing cells; cells that are finished when this is stopped are kept."""
     finished = store.finished(cells)
     missing = [cell for cell in cells if cell not in finished]
     console.print(f"{len(cells)} cells, {len(cells) - len(missing)} of them done", highlight=False)
@@ -57,7 +57,7 @@ def _each(cells: Sequence[Cell], store: Store, jobs: int) -> Iterator[tuple[Cell
     waiting: dict[Future[None], Cell] = {}
     try:
         for cell in {_data_of(cell): cell for cell in cells}.values():
-            pool.submit(_load, cell).result()  # data that is not there is said once, not per cell
+            pool.submit(_load, cell).result()  # report missing data once, not per cell
         queue = iter(cells)
         for cell in queue:
             waiting[pool.submit(_run, store, cell)] = cell
@@ -93,7 +93,7 @@ def _data_of(cell: Cell) -> tuple[str, str, str]:
 
 
 def _work(cell: Cell) -> float:
-    """Return a measure of the time a cell takes, to weigh it in the estimate."""
+    """Return a measure of a cell's duration, its weight in the estimate."""
     s = resolve(dict(cell.given))
     return float(s.rounds * s.station_rounds * s.local_epochs)
 

@@ -1,4 +1,4 @@
-"""Mean, standard error, and whether a difference is more than chance."""
+"""Mean, standard error, and tests of whether a difference is more than chance."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from scipy import stats
 
 LEVEL = 0.05
-# Two differences that happen to be alike would look certain.
+# With fewer pairs, two differences that happen to be equal would look certain.
 FEWEST_PAIRS = 3
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its standard error, and the number of values it is made of."""
+    """A mean with its standard error, and the number of its values."""
 
     mean: float
     error: float | None
@@ -24,7 +24,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """Return ``mean ± s / sqrt(n)``; a single value has no error, none at all no estimate."""
+    """Return ``mean ± s / sqrt(n)``; one value gives no error, no value gives None."""
     if not values:
         return None
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
@@ -40,7 +40,7 @@ def paired_p(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
 
 
 def significant(p_values: Mapping[str, float | None]) -> set[str]:
-    """Return which tests hold together at the 5 % level, by Holm's step-down procedure."""
+    """Return the tests that are jointly significant at the 5 % level, by Holm's procedure."""
     tested = sorted((p, name) for name, p in p_values.items() if p is not None)
     found = set()
     for rank, (p, name) in enumerate(tested):

@@ -1,6 +1,6 @@
-"""Which runs make which table.
+"""The runs of each table.
 
-A table is rows x columns x seeds; a row and a column are settings.
+A table is rows x columns x seeds; each row and each column is a set of settings.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hfedatm.base.errors import UserError
-from hfedatm.base.settings import resolve
+from hfedatm.base.resolving import resolve
 from hfedatm.reproduce.cells import Cell
 
 Given = dict[str, Any]
@@ -60,7 +60,7 @@ class Table:
         return Cell.of(given)
 
     def cells(self) -> list[Cell]:
-        """Return all cells; seed by seed, so that a stopped table is complete for some seeds."""
+        """Return all cells, seed by seed, so that a stopped table is complete for some seeds."""
         found = [
             self.cell(row, group, column, seed)
             for seed in self.seeds
@@ -80,7 +80,7 @@ def make(
     targets: Sequence[str] | None = None,
     only: Sequence[str] | None = None,
 ) -> Table:
-    """Return a table; ``given`` are settings of every run in it, ``only`` the rows to keep."""
+    """Return a table; ``given`` holds settings of every run, ``only`` the rows to keep."""
     if name not in TABLES:
         raise UserError(f"table: got {name!r}; available: {', '.join(TABLES)}")
     if dataset not in PRESETS:
@@ -103,7 +103,7 @@ def make(
 
 
 def conditions(table: Table) -> str:
-    """Say under which settings the first row was run; other rows say in which they differ."""
+    """Return a sentence on the first row's settings; labels of other rows say how they differ."""
     s = resolve({**table.base, **next(iter(table.rows.values()))})
     params = f" ({s.dataset_params})" if s.dataset_params else ""
     return (
@@ -136,7 +136,7 @@ def _main(base: Given) -> dict[str, Given]:
 
 
 def _with_batch_norm(base: Given) -> Given | None:
-    """Return what gives the network BatchNorm layers, which gPerXAN mixes; None if it has none."""
+    """Return settings that give the network BatchNorm, which gPerXAN mixes; None if impossible."""
     s = resolve(base)
     if s.model in ("lenet5", "vgg11"):
         return {"model-params": ",".join(filter(None, [s.model_params, "batch_norm=true"]))}
@@ -167,7 +167,7 @@ def _ablation(base: Given) -> dict[str, Given]:
 
 def _hfl(base: Given) -> dict[str, Given]:
     s = resolve(base)
-    # The same clients and as many local epochs; every client round ends at the server.
+    # The flat row has the same clients and local epochs; every client round ends at the server.
     flat = {
         "stations": 1,
         "clients-per-station": s.num_clients,

@@ -1,4 +1,4 @@
-"""Set a table's numbers as Markdown, LaTeX and a picture."""
+"""Typeset a table's numbers as Markdown, LaTeX and a picture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LATEX = {"λ": r"$\lambda$", "ε": r"$\varepsilon$", "β": r"$\beta$", "γ": r"$
 
 
 def entry_text(entry: Entry) -> str:
-    """Return ``mean ± error``, a star if it differs from the first row, the paper's beside it."""
+    """Return ``mean ± error``, a mark if it differs from the first row, and the paper's figure."""
     found = entry.estimate
     if found is None:
         text = "–"
@@ -34,7 +34,7 @@ def entry_text(entry: Entry) -> str:
 
 
 def footnote(table: Table) -> str:
-    """Say what the numbers are."""
+    """Return the sentence that explains the numbers."""
     seeds = ", ".join(map(str, table.seeds))
     last = list(table.rows)[-1]
     first = "the same with Avg" if " + " in last else table.baseline(last)

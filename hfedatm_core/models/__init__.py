@@ -11,7 +11,7 @@ __all__ = ["build"]
 
 
 def build(name: str, spec: DataSpec, **options: object) -> nn.Module:
-    """Build a built-in model by its name (``"lenet5"``, ``"roberta-base"``, ...) for some data.
+    """Build a built-in model for a data set by its name (``"lenet5"``, ``"roberta-base"``, ...).
 
     Fresh weights come from torch's global random generator: seed it first to get the same model.
 

@@ -1,4 +1,4 @@
-"""What all models share."""
+"""Functions that all models share."""
 
 from torch import nn
 

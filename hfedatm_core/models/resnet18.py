@@ -12,7 +12,7 @@ from hfedatm_core.models.weights import load_file
 
 
 class Block(BasicBlock):  # type: ignore[misc]
-    """Torchvision's block without its in-place addition, which DP-SGD cannot take."""
+    """Torchvision's block without its in-place addition, which DP-SGD does not support."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output."""
@@ -35,8 +35,8 @@ def build(
         A local .pth or .safetensors file with torchvision's weights; a classifier for another
         number of classes is replaced.
     small_input
-        Start with a 3x3 convolution of stride 1 and no pooling, as is usual for 32x32 images: the
-        ordinary start leaves such an image only 1x1.
+        Start with a 3x3 convolution of stride 1 and no pooling, as is usual for 32x32 images: with
+        the ordinary start the last maps of such an image are only 1x1.
     """
     require_kind(spec, "image", "resnet18")
     if pretrained and (small_input or spec.input_shape[0] != 3):

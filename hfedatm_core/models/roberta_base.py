@@ -21,7 +21,7 @@ def build(
         A small random model of the same architecture instead, for tests.
     """
     if not tiny:
-        # RoBERTa counts positions from its padding id, 1, plus one.
+        # RoBERTa's first position is its padding id, 1, plus one.
         return pretrained_classifier("roberta-base", spec, weights, position_offset=2)
     positions = spec.input_shape[0] + 1
     return tiny_classifier(

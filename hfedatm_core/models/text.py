@@ -1,4 +1,4 @@
-"""What the text models share: a wrapper that returns logits, and the checks before it is built."""
+"""Parts that the text models share: a wrapper that returns logits, and checks of the data."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ TINY: dict[str, Any] = {
 
 
 class TextClassifier(nn.Module):
-    """A sequence classifier of transformers that takes ids and mask and returns the logits."""
+    """A sequence classifier of transformers that maps ids and mask to logits."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def tiny_classifier(name: str, spec: DataSpec, architecture: Mapping[str, Any]) 
 
 
 def refuse_hashed(spec: DataSpec, name: str, weights: str) -> None:
-    """Refuse ids of the hash tokenizer for a pretrained model, to which they mean nothing."""
+    """Refuse ids of the hash tokenizer, which mean nothing to a pretrained model."""
     if spec.tokenizer == "hash":
         raise ValueError(
             f"model {name!r} is pretrained, but the texts were tokenised by hashing; set the data "

@@ -24,7 +24,7 @@ def build(
     spec
         The data; images of at least 32x32 pixels.
     batch_norm
-        Take the variant with a BatchNorm behind each convolution.
+        Build the variant with a BatchNorm behind each convolution.
     pretrained
         A local .pth or .safetensors file with torchvision's weights; a classifier for another
         number of classes is replaced.
@@ -32,7 +32,7 @@ def build(
         Pool the last maps to 1x1 instead of 7x7, as is usual for 32x32 images: the first fully
         connected layer then has 512 inputs instead of 25,088.
     dropout
-        Between the fully connected layers.
+        Dropout rate between the fully connected layers.
     """
     from torchvision.models import VGG11_BN_Weights, VGG11_Weights, vgg11, vgg11_bn
 

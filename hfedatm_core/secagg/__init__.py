@@ -3,32 +3,35 @@
 The protocol is that of Bonawitz et al. (CCS 2017) against active adversaries, with a complete graph
 and with shares that can be checked, in six stages:
 
-1. *advertise*: every client sends public keys for shares, masks and signatures, and proves whose
-   they are;
-2. *share*: every client splits its masking key and the secret of a mask of its own into Shamir
-   shares, one for each peer, encrypted so that the station only passes them on, with commitments;
-3. *check*: every client says whose shares are false; liars are left out while nobody has sent
-   anything;
+1. *advertise*: every client sends public keys for shares, masks and signatures, and proves that
+   they are its own;
+2. *share*: every client splits its masking key and the secret of its own mask into Shamir shares,
+   one for each peer, encrypted so that the station can only forward them, with commitments;
+3. *check*: every client reports the peers whose shares are false; liars are excluded before any
+   client has sent its vector;
 4. *mask*: every client sends its fixed-point vector plus its own mask plus, for every peer, a mask
    that the peer subtracts;
-5. *sign*: every client signs the list of those who delivered, together with the directory it got;
-6. *reveal*: only if as many as the threshold signed one list, the others give their shares: of the
-   own mask of each client that delivered, of the masking key of each that dropped out. Never both
-   for one client. Any ``threshold`` answers are enough.
+5. *sign*: every client signs the list of the clients that delivered a vector, together with the
+   directory it received;
+6. *reveal*: if at least ``threshold`` clients signed the same list, the clients reveal shares: for
+   a client that delivered, of its own mask; for a client that dropped out, of its masking key.
+   Never both for one client. Any ``threshold`` answers are enough.
 
-**Threat model.** The station may do what it likes and collude with fewer than
-``2 * threshold - clients`` clients: two lists of survivors, two directories, another threshold,
-invented or repeated clients, or a second answer to a stage end in a refusal of the honest clients.
-With proofs of identity (``Signer``, ``verify``) the clients of a directory are real; without them,
-as in a simulation, they are whom the station names. A client may lie in any message and may drop
-out in any stage: it is left out, and the sum of the others comes out as long as ``threshold`` stay.
+**Threat model.** The station may behave arbitrarily and collude with fewer than
+``2 * threshold - clients`` clients. If it sends two lists of survivors, two directories or another
+threshold, invents or repeats clients, or asks for a second answer to a stage, the honest clients
+refuse. With proofs of identity (``Signer``, ``verify``) the clients of a directory are real;
+without them, as in a simulation, a client trusts the names that the station gives. A client may lie
+in any message and may drop out in any stage: it is excluded, and the station still obtains the sum
+of the other clients as long as ``threshold`` of them stay.
 
-Not covered: the numbers in a vector, which nobody sees; what the sum itself tells, for which
-differential privacy exists; and the differences between sums of different steps.
+The protocol does not check the numbers in a vector, which nobody sees. It does not hide what the
+sum itself reveals, which is the task of differential privacy, nor what the difference between the
+sums of two steps reveals.
 
-Cost per client: the vector in 8 bytes per number (4 with ``bits=32``), about 250 bytes per peer for
-shares, 64 bytes per client of the threshold for commitments, and per peer some milliseconds for
-checking them.
+Cost per client: 8 bytes per number of the vector (4 with ``bits=32``), about 250 bytes per peer for
+shares, 64 bytes per client of the threshold for commitments, and some milliseconds per peer to
+check the commitments.
 """
 
 from hfedatm_core.secagg.aggregator import Aggregator, default_threshold

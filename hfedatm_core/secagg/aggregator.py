@@ -1,4 +1,4 @@
-"""The station's side of secure aggregation: pass messages on, add up, take the masks off."""
+"""The station's side of secure aggregation: forward messages, add up vectors, remove the masks."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Aggregator:
     Call :meth:`advertised` for every client, then :meth:`directory`; :meth:`shared`, then
     :meth:`inbox`; :meth:`checked`, then :meth:`participants`; :meth:`masked`, then
     :meth:`survivors`; :meth:`signed`, then :meth:`signatures`; :meth:`revealed`, then
-    :meth:`result`. A client that misses a stage is out of the later ones; what a client sends is
-    either taken or refused with an error about that client alone. Only the running sum is kept in
-    memory, not the vectors.
+    :meth:`result`. A client that misses a stage is excluded from later stages. A message of a
+    client is either accepted or refused with an error about that client alone. Only the running
+    sum is kept in memory, not the vectors.
 
     Parameters
     ----------
     session, step
-        Names the sum and what is summed, the same for all clients.
+        Identify the sum and the work that is summed; the same for all clients.
     size
         Length of the vectors.
     threshold
@@ -52,7 +52,8 @@ class Aggregator:
     fixed_point
         Number format, the same for all clients.
     verify
-        Refuse clients that do not prove who they are: their peers would refuse the whole sum.
+        Checks proofs of identity. A client without a valid proof is refused, because its peers
+        would refuse the whole sum.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Aggregator:
         self.session, self.step = session, step
         self.fixed_point = fixed_point or FixedPoint()
         self.refused: dict[int, str] = {}
-        """Clients that others found to lie, and why."""
+        """The clients that were caught lying, each with the reason."""
         self._threshold, self._verify = threshold, verify
         self._total: Ring = np.zeros(size, dtype=self.fixed_point.dtype)
         self._advertised: dict[int, Advertisement] = {}
@@ -86,7 +87,7 @@ class Aggregator:
         self._closed: set[str] = set()
 
     def advertised(self, client: int, message: object) -> None:
-        """Take a client's public keys."""
+        """Accept a client's public keys."""
         self._refuse_late(client, "advertise")
         _refuse_twice(client, self._advertised, "advertised")
         keys = Advertisement.from_bytes(message, f"the advertisement of client {client}")
@@ -111,7 +112,7 @@ class Aggregator:
         return self._directory.to_bytes()
 
     def shared(self, client: int, message: object) -> None:
-        """Take a client's encrypted shares."""
+        """Accept a client's encrypted shares."""
         directory = self._known_directory()
         self._refuse_late(client, "share")
         _refuse_stranger(client, directory.members, "advertise")
@@ -128,7 +129,7 @@ class Aggregator:
         self._sealed[client] = sealed
 
     def inbox(self, client: int) -> bytes:
-        """Return the message to one client that ends stage 2: its peers' shares for it."""
+        """Return the message to one client that ends stage 2: the shares its peers made for it."""
         _refuse_stranger(client, self._sealed, "share")
         _require(self._sealed, self._known_directory().threshold, "shared")
         self._closed.add("share")
@@ -139,7 +140,7 @@ class Aggregator:
         )
 
     def checked(self, client: int, message: object) -> None:
-        """Take whose shares a client found to be false."""
+        """Accept a client's list of the peers whose shares it found to be false."""
         self._refuse_late(client, "check")
         _refuse_stranger(client, self._sealed, "share")
         _refuse_twice(client, self._false, "checked")
@@ -150,7 +151,7 @@ class Aggregator:
         self._false[client] = false
 
     def participants(self) -> list[int]:
-        """Return who may mask: the message to each of them that ends stage 3."""
+        """Return the clients that may send a masked vector: the message that ends stage 3."""
         if self._participants is None:
             self.refused = blame(self._false)
             stay = sorted(self._false.keys() - self.refused.keys())
@@ -173,7 +174,7 @@ class Aggregator:
         self._delivered.add(client)
 
     def survivors(self) -> list[int]:
-        """Return the clients that delivered: the message to each of them that ends stage 4."""
+        """Return the clients that delivered a vector: the message to them that ends stage 4."""
         if self._survivors is None:
             _require(self._delivered, self._known_directory().threshold, "delivered their vectors")
             self._closed.add("mask")
@@ -181,7 +182,7 @@ class Aggregator:
         return self._survivors
 
     def signed(self, client: int, message: object) -> None:
-        """Take a client's signature under the list of survivors."""
+        """Accept a client's signature under the list of survivors."""
         directory, survivors = self._known_directory(), self.survivors()
         _refuse_stranger(client, survivors, "deliver its vector")
         _refuse_twice(client, self._signatures, "signed")
@@ -198,7 +199,7 @@ class Aggregator:
         return dump(signatures=self._signatures)
 
     def revealed(self, client: int, message: object) -> None:
-        """Take a client's shares for the unmasking."""
+        """Accept a client's shares for the unmasking."""
         _refuse_stranger(client, self.survivors(), "deliver its vector")
         _refuse_twice(client, self._seed_shares, "revealed")
         what = f"the reveal of client {client}"
@@ -211,9 +212,9 @@ class Aggregator:
         self._key_shares[client] = keys
 
     def result(self) -> npt.NDArray[np.float64]:
-        """Return the sum of the survivors' vectors. Leaves the running sum as it is.
+        """Return the sum of the survivors' vectors. The running sum is not changed.
 
-        A client that returned a false share is left out of the unmasking, not out of the sum.
+        If a client returned a false share, its shares are ignored; its vector stays in the sum.
         """
         total = self._total.copy()
         for client in sorted(self._delivered):
@@ -228,7 +229,7 @@ class Aggregator:
         return self.fixed_point.decode(total)
 
     def _recover(self, owner: int, shares: dict[int, dict[int, bytes]], which: int) -> bytes:
-        """Return a secret; if the shares do not give it, find those who returned false ones."""
+        """Return a client's secret; if the shares do not yield it, exclude the false shares."""
         directory = self._known_directory()
         points, bound = directory.points, self._commitments[owner]
         commitments = read_commitments(bound, directory, owner)[which]

@@ -1,4 +1,4 @@
-"""The client's side of secure aggregation: six stages, state in bytes between them."""
+"""The client's side of secure aggregation: six stages, between which the state is kept as bytes."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class SecureClient:
     client
         The id under which the station and the peers know this client.
     session
-        Names the sum, the same for all; drawn anew for every sum.
+        Identifies the sum; the same for all clients, and a new random value for every sum.
     step
-        What work is summed: for example run, round and kind.
+        The work that is summed: for example run, round and kind.
     threshold
-        How many clients must stay to the end; whoever offers another number is refused. Without it
-        the station decides.
+        How many clients must stay to the end. The client refuses a station that offers another
+        number. By default the station decides.
     smallest_cohort
-        Fewest clients of a sum in which this one takes part.
+        The client takes part only in a sum of at least this many clients.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SecureClient:
         self.threshold, self.smallest_cohort = threshold, smallest_cohort
         self.stage = STAGES[0]
         self.names: dict[int, str] = {}
-        """Who takes part, once the directory is known."""
+        """Names of the clients of the sum, once the directory is known."""
         self.participants: list[int] = []
         self.survivors: list[int] = []
         self._share_key = new_private_key()
@@ -84,7 +84,7 @@ class SecureClient:
         self._held: dict[int, bytes] = {}
 
     def advertise(self, signer: Signer | None = None) -> bytes:
-        """Return the public keys (stage 1), signed if there is somebody to sign."""
+        """Return the public keys (stage 1), signed if ``signer`` is given."""
         self._enter("advertise")
         keys = self._public_keys()
         if signer is not None:
@@ -94,7 +94,7 @@ class SecureClient:
     def share(self, directory: bytes, verify: Verify | None = None) -> bytes:
         """Return one encrypted share for every peer, given the key directory (stage 2).
 
-        With ``verify`` everybody in the directory must have proved who it is.
+        With ``verify`` every client in the directory must have proved its identity.
         """
         self.expect("share")
         checked = Directory.from_bytes(directory)
@@ -117,7 +117,7 @@ class SecureClient:
         return dump(commitments=key + seed, sealed=sealed)
 
     def check(self, inbox: bytes) -> bytes:
-        """Return which peers' shares are false, given what they sent (stage 3)."""
+        """Return the list of peers whose shares are false, given the peers' shares (stage 3)."""
         self.expect("check")
         directory = self._known_directory()
         what = f"the inbox of client {self.client}"
@@ -147,10 +147,10 @@ class SecureClient:
         vector: npt.ArrayLike,
         fixed_point: FixedPoint | None = None,
     ) -> Ring:
-        """Return the masked vector, given with whom it is summed (stage 4).
+        """Return the masked vector, given the clients with whose vectors it is summed (stage 4).
 
-        The vector is what the station shall sum: for a weighted mean, the weight times the values,
-        followed by the weight.
+        The station adds up the vectors as they are: for a weighted mean, pass the weight times the
+        values, followed by the weight.
         """
         self.expect("mask")
         directory, chosen = self._known_directory(), sorted(set(participants))
@@ -170,14 +170,14 @@ class SecureClient:
         self.participants = chosen
         self._held = {peer: self._held[peer] for peer in chosen}
         apply_mask(encoded, self_mask(self._seed, self.session), 1)
-        # The masks are on: what they were made of is now with the peers alone.
+        # Erase the secrets: from here on only the peers' shares can recover the masks.
         self._share_key = self._mask_key = self._seed = bytes(shamir.SECRET_BYTES)
         for peer, key in keys.items():
             apply_mask(encoded, key, pair_sign(self.client, peer))
         return encoded
 
     def sign(self, survivors: Iterable[int]) -> bytes:
-        """Return a signature under the list of those whose vectors are in the sum (stage 5)."""
+        """Return a signature under the list of clients whose vectors are in the sum (stage 5)."""
         self.expect("sign")
         listed = sorted(set(survivors))
         if self.client not in listed or not set(listed) <= set(self.participants):
@@ -193,9 +193,9 @@ class SecureClient:
     def reveal(self, signatures: bytes) -> bytes:
         """Return shares of the survivors' seeds and of the dropped clients' keys (stage 6).
 
-        Only to a station that shows the signatures of ``threshold`` survivors under the very list
-        this client signed, and only once: both kinds of shares of one client would unmask its
-        vector.
+        The client answers only a station that shows the signatures of ``threshold`` survivors under
+        the very list this client signed, and only once: both kinds of shares of one client would
+        unmask its vector.
         """
         self.expect("reveal")
         directory = self._known_directory()
@@ -223,7 +223,7 @@ class SecureClient:
         return answer
 
     def to_bytes(self) -> bytes:
-        """Return the state to go on with in another process. It holds secrets: keep it local."""
+        """Return the state, for another process to continue. It holds secrets: keep it local."""
         return dump(
             client=self.client,
             session=self.session,
@@ -244,7 +244,7 @@ class SecureClient:
 
     @classmethod
     def from_bytes(cls, state: bytes) -> SecureClient:
-        """Restore the state of :meth:`to_bytes`."""
+        """Restore a client from the state that :meth:`to_bytes` returned."""
         what = "the saved state of secure aggregation"
         fields = load(state, what)
         if fields.get("stage") not in STAGES:
@@ -270,12 +270,12 @@ class SecureClient:
         return self
 
     def _enter(self, stage: str) -> None:
-        """Pass through a stage, in order and once."""
+        """Mark a stage as answered; the stages come in order and each only once."""
         self.expect(stage)
         self.stage = STAGES[STAGES.index(stage) + 1]
 
     def expect(self, stage: str) -> None:
-        """Raise unless this is the stage to be answered next."""
+        """Raise an error unless ``stage`` is the stage to be answered next."""
         if self.stage != stage:
             raise SecureAggregationError(
                 f"client {self.client} is at stage {self.stage!r}, not {stage!r}"

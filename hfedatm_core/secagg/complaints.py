@@ -1,4 +1,4 @@
-"""Who lies, when some clients say that the shares of others are false."""
+"""Find the liars when some clients report that the shares of others are false."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 
 
 def blame(complaints: Mapping[int, Sequence[int]]) -> dict[int, str]:
-    """Return whom to leave out so that nobody complains about anybody who stays, and why.
+    """Return the clients to exclude so that no complaint remains, each with the reason.
 
-    A complaint has two ends, and either may lie. Whoever is at the end of most of them is left out
-    first: a dealer whose shares several refuse, or a client that refuses the shares of several. If
-    one stands against one, whoever complains is left out: it either lies, or is the only one whose
-    share is false and so nobody needs it. One liar therefore costs one client.
+    A complaint involves two clients, and either may lie. The client in the most complaints is
+    excluded first: a dealer whose shares several clients refuse, or a client that refuses the
+    shares of several dealers. If one client stands against one dealer, the client is excluded: it
+    either lies, or holds the only false share, which the others do not need. One liar therefore
+    costs one client.
 
     Parameters
     ----------
     complaints
-        Of each client that answered, those whose shares it refuses.
+        For each client that answered, the clients whose shares it refuses.
     """
     pairs = {(by, of) for by, false in complaints.items() for of in false if of in complaints}
     left_out: dict[int, str] = {}

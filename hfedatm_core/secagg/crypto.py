@@ -1,7 +1,7 @@
-"""The primitives: X25519, HKDF, ChaCha20 and Ed25519 of `cryptography`, and the group they share.
+"""The primitives: X25519, HKDF, ChaCha20 and Ed25519 of `cryptography`, and mask keys.
 
-Shares travel under X25519 keys. Masks come from agreements in the group itself, in which the shares
-of a key can be checked; see :mod:`hfedatm_core.secagg.shamir`.
+Shares are encrypted under X25519 keys. Two clients agree on a mask key in the group edwards25519
+itself, in which the shares of a key can be checked; see :mod:`hfedatm_core.secagg.shamir`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def agree(private: bytes, public: bytes, session: bytes, peer: int) -> bytes:
 def agree_on_mask(secret: bytes, public: bytes, session: bytes, peer: int) -> bytes:
     """Return the 32-byte key of the mask that two clients share in one session."""
     point = decompress(public, f"the mask key of client {peer}")
-    # Times eight, so that a point of small order has no part in the result.
+    # The factor eight removes a component of small order from the result.
     common = multiply(point, 8 * int.from_bytes(secret, "big"))
     if equal(common, ZERO):
         raise SecureAggregationError(f"the mask key of client {peer} is not valid")
@@ -73,18 +73,18 @@ def _derive(secret: bytes, purpose: str, session: bytes) -> bytes:
 
 
 def seal(key: bytes, plain: bytes, context: bytes) -> bytes:
-    """Encrypt and authenticate, bound to its context (who sends it to whom, in which session)."""
+    """Encrypt and authenticate bytes for one context: sender, recipient and session."""
     nonce = os.urandom(_NONCE_BYTES)
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, plain, context)
 
 
 def sealed_bytes(plain: int) -> int:
-    """Return how long ``plain`` bytes are once they are sealed."""
+    """Return the length of ``plain`` bytes after :func:`seal`."""
     return _NONCE_BYTES + plain + _TAG_BYTES
 
 
 def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes | None:
-    """Decrypt what :func:`seal` made; None if it was altered or meant for somebody else."""
+    """Decrypt the output of :func:`seal`; None if it was altered or is for another context."""
     try:
         return ChaCha20Poly1305(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], context)
     except (InvalidTag, ValueError):
@@ -133,5 +133,5 @@ def apply_mask(total: Ring, key: bytes, sign: int) -> None:
 
 
 def pair_sign(client: int, peer: int) -> int:
-    """Of two clients the one with the smaller id adds their common mask, the other subtracts it."""
+    """Return 1 if ``client`` adds the pair's common mask (it has the smaller id), -1 if not."""
     return 1 if client < peer else -1

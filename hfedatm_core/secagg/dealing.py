@@ -1,4 +1,4 @@
-"""The two secrets that every client deals to its peers, and what binds it to them."""
+"""The two secrets that every client splits among its peers, and its commitments to them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from hfedatm_core.secagg.edwards import POINT_BYTES
 from hfedatm_core.secagg.errors import SecureAggregationError
 
 BOTH_BYTES = 2 * shamir.SHARE_BYTES
-"""A share of a client's mask key and one of the secret of its own mask."""
+"""Bytes of two shares: of a client's mask key, and of the secret of its own mask."""
 
 
 def read_commitments(
     data: bytes, directory: Directory, dealer: int
 ) -> tuple[shamir.Commitments, shamir.Commitments]:
-    """Return what binds a dealer: for its mask key and for the secret of its own mask."""
+    """Return a dealer's commitments to its mask key and to the secret of its own mask."""
     half = directory.threshold * POINT_BYTES
     what = f"the shares of client {dealer}"
     key = shamir.Commitments.from_bytes(data[:half], directory.threshold, what)
@@ -26,7 +26,7 @@ def read_commitments(
 def shares_fit(
     both: bytes, point: int, commitments: bytes, directory: Directory, dealer: int
 ) -> bool:
-    """Tell whether two shares are those that their dealer is bound to."""
+    """Tell whether two shares fit the commitments of their dealer."""
     try:
         key, seed = read_commitments(commitments, directory, dealer)
     except SecureAggregationError:

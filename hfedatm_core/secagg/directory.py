@@ -1,8 +1,8 @@
-"""Who takes part in a sum: the keys each client advertises, and the list the station makes of them.
+"""The clients of a sum: the keys each client advertises, and the directory the station compiles.
 
-A client may prove who it is: with a certificate that says so, and a signature over its keys, the
-session and the step of the work that is summed. What makes a certificate valid is not for this
-package to know, so whoever uses it passes in how to sign and how to verify.
+A client may prove its identity with a certificate and a signature over its keys, the session and
+the step of the work that is summed. This package does not decide which certificates are valid: its
+caller passes in a signer and a function that verifies.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _LONGEST_PROOF = 16_384
 
 
 class Signer(Protocol):
-    """Who a client is."""
+    """The identity of a client."""
 
     @property
     def certificate(self) -> bytes:
-        """What says so."""
+        """The certificate that states the identity."""
 
     def sign(self, data: bytes) -> bytes:
         """Return a signature that goes with the certificate."""
@@ -47,18 +47,18 @@ class Advertisement:
     signature: bytes = b""
 
     def statement(self, session: bytes, step: str, client: int) -> bytes:
-        """Return what a client signs."""
+        """Return the bytes that a client signs."""
         keys = {kind: getattr(self, kind) for kind in KINDS}
         about = dump(session=session, step=step, client=client, **keys)
         return b"hfedatm/secure-aggregation/keys\n" + about
 
     def signed(self, signer: Signer, session: bytes, step: str, client: int) -> Advertisement:
-        """Return these keys with a proof of whose they are."""
+        """Return these keys with a proof of their owner's identity."""
         signature = signer.sign(self.statement(session, step, client))
         return replace(self, certificate=signer.certificate, signature=signature)
 
     def name(self, verify: Verify, session: bytes, step: str, client: int) -> str:
-        """Return whose keys these are; `SecureAggregationError` if nobody proved it."""
+        """Return the proven name of the keys' owner, or raise `SecureAggregationError`."""
         try:
             statement = self.statement(session, step, client)
             return verify(self.certificate, self.signature, statement)
@@ -68,7 +68,7 @@ class Advertisement:
             ) from error
 
     def check_keys(self, client: int) -> None:
-        """Refuse keys with which nobody could agree on anything."""
+        """Refuse keys with which no peer could agree on a common key."""
         agree(new_private_key(), self.share_key, b"", client)
         agree_on_mask(new_secret(), self.mask_key, b"", client)
 
@@ -99,7 +99,7 @@ class Advertisement:
 
 @dataclass(frozen=True)
 class Directory:
-    """Stage 2, station to clients: who takes part, with which keys, and the threshold."""
+    """Stage 2, station to clients: the clients of the sum, their keys, and the threshold."""
 
     session: bytes
     threshold: int
@@ -124,16 +124,16 @@ class Directory:
     def check_offer(
         self, client: int, keys: Advertisement, threshold: int | None, smallest: int
     ) -> None:
-        """Raise unless this is a sum in which a client with these keys may take part.
+        """Raise an error unless a client with these keys may take part in the sum.
 
         Parameters
         ----------
         client, keys
-            Its id, and what it advertised.
+            The client's id and the keys it advertised.
         threshold
-            What was agreed on, if anything was.
+            The agreed threshold, or None if the station may choose it.
         smallest
-            Fewest clients of a sum in which it takes part.
+            The client takes part only in a sum of at least this many clients.
         """
         if threshold is not None and self.threshold != threshold:
             raise SecureAggregationError(
@@ -152,7 +152,7 @@ class Directory:
             )
 
     def names(self, verify: Verify | None, step: str) -> dict[int, str]:
-        """Return who the members are: as they prove it or, where nobody can, by their ids."""
+        """Return the members' names: the proven ones or, without ``verify``, names made of ids."""
         if verify is None:
             return {client: f"client {client}" for client in self.members}
         names = {c: keys.name(verify, self.session, step, c) for c, keys in self.members.items()}
@@ -163,7 +163,7 @@ class Directory:
     def survivors_statement(
         self, step: str, participants: list[int], survivors: list[int]
     ) -> bytes:
-        """Return what every survivor signs before anybody reveals anything."""
+        """Return the statement that every survivor signs before any client reveals a share."""
         about = dump(
             directory=digest(self.to_bytes()),
             step=step,

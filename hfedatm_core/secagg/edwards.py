@@ -1,6 +1,6 @@
-"""The group of edwards25519 (RFC 8032), for commitments to which numbers can be compared.
+"""The group of edwards25519 (RFC 8032), for commitments against which numbers can be checked.
 
-Nothing here runs in constant time. Its secrets live for one sum, on the machine of their owner.
+Nothing here runs in constant time. The secrets live for one sum, on the machine of their owner.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def decompress(data: bytes, what: str) -> Point:
 
 @cache
 def _base_multiples() -> list[tuple[list[Point], list[Point]]]:
-    """Return for each byte of a number the multiples of its lower and of its upper half."""
+    """Return, per byte of a number, the base point's multiples for its lower and upper half."""
     y = (4 * pow(5, -1, _P) % _P).to_bytes(POINT_BYTES, "little")
     step, rows = decompress(y, "the base point"), []
     for _ in range(64):

@@ -1,9 +1,9 @@
-"""What clients and station send each other, as bytes.
+"""The messages between clients and station, as bytes.
 
-Every message is JSON with bytes in hexadecimal: small, readable, and nothing in it can run code.
-The masked vector travels as a plain array. The sender is not part of a message: it is known from
-the authenticated transport. Whatever a message holds, reading it ends in values of the expected
-types and sizes or in one :class:`SecureAggregationError`.
+Every message is JSON with bytes in hexadecimal: small, readable, and unable to run code. The masked
+vector travels as a plain array. A message does not name its sender, who is known from the
+authenticated transport. Reading any message either returns values of the expected types and sizes
+or raises one :class:`SecureAggregationError`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hfedatm_core.secagg.errors import SecureAggregationError
 
 _LARGEST_ID = 2**64
 LONGEST = 64 * 2**20
-"""Bytes of a message other than the masked vector: shares for thousands of clients."""
+"""Most bytes of a message other than the masked vector: enough shares for thousands of clients."""
 
 
 def dump(**fields: Any) -> bytes:
@@ -25,7 +25,7 @@ def dump(**fields: Any) -> bytes:
 
 
 def load(data: object, what: str) -> dict[str, Any]:
-    """Return the fields of a JSON message, or an error that says what was unreadable."""
+    """Return the fields of a JSON message; ``what`` names the message in an error."""
     if not isinstance(data, bytes) or len(data) > LONGEST:
         raise SecureAggregationError(f"{what} is not readable: expected at most {LONGEST} bytes")
     try:
@@ -43,7 +43,7 @@ def take_bytes(fields: Mapping[str, Any], name: str, what: str, size: int | None
 
 
 def take_number(fields: Mapping[str, Any], name: str, what: str) -> int:
-    """Return a field that is a client or a number of clients."""
+    """Return a field that is a client's id or a number of clients."""
     value = fields.get(name)
     if type(value) is not int or not 0 <= value < _LARGEST_ID:
         raise SecureAggregationError(f"{what}: field {name!r} is missing or no number of a client")
@@ -51,7 +51,7 @@ def take_number(fields: Mapping[str, Any], name: str, what: str) -> int:
 
 
 def take_clients(fields: Mapping[str, Any], name: str, what: str) -> list[int]:
-    """Return a field that lists clients, each once; in order."""
+    """Return a field that lists clients, in ascending order; a repeated client is an error."""
     value = fields.get(name)
     if not isinstance(value, list) or not all(
         type(v) is int and 0 <= v < _LARGEST_ID for v in value

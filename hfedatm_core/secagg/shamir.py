@@ -1,9 +1,9 @@
 """Shamir's t-of-n sharing of a number, with Feldman's commitments: every share can be checked.
 
-A dealer publishes its polynomial's coefficients times the base point of edwards25519. Whoever gets
-a share can tell whether it lies on that polynomial, and so can whoever is shown it later: a dealer
-that deals false shares and a holder that returns a false one are found by name, and the others
-still recover the secret.
+A dealer publishes its polynomial's coefficients times the base point of edwards25519. The holder of
+a share, and anyone who sees the share later, can check whether it lies on that polynomial. A dealer
+that sends false shares and a holder that returns a false share are therefore identified, and the
+others still recover the secret.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ SHARE_BYTES = 32
 
 
 def new_secret() -> bytes:
-    """Return a number that can be shared."""
+    """Return a random secret that :func:`split` can share."""
     return (secrets.randbelow(ORDER - 1) + 1).to_bytes(SECRET_BYTES, "big")
 
 
 def public(secret: bytes) -> bytes:
-    """Return the point that commits to a secret without telling it."""
+    """Return the point that commits to a secret without revealing it."""
     return compress(multiply_base(int.from_bytes(secret, "big")))
 
 
 @dataclass(frozen=True)
 class Commitments:
-    """What a dealer is bound to."""
+    """A dealer's commitments to the coefficients of its polynomial."""
 
     points: tuple[Point, ...]
 
@@ -53,7 +53,7 @@ class Commitments:
         return cls(tuple(decompress(part, f"{what}: commitment") for part in parts))
 
     def allow(self, share: bytes, x: int) -> bool:
-        """Tell whether ``share`` is the dealer's at point ``x``."""
+        """Tell whether ``share`` is the value of the dealer's polynomial at ``x``."""
         number = int.from_bytes(share, "big")
         if len(share) != SHARE_BYTES or number >= ORDER:
             return False
@@ -63,8 +63,9 @@ class Commitments:
         return equal(multiply_base(number), expected)
 
     def are_of(self, secret: bytes) -> bool:
-        """Tell whether ``secret`` is what was shared."""
-        # Eight times both: a dealer may have added a point of small order, which changes nothing.
+        """Tell whether ``secret`` is the number that the dealer shared."""
+        # Both sides are multiplied by eight, so that a point of small order that a dealer may
+        # have added makes no difference.
         own = multiply_base(int.from_bytes(secret, "big"))
         return equal(multiply(own, 8), multiply(self.points[0], 8))
 

@@ -1,1 +1,1 @@
-"""Everything a laboratory brings of its own."""
+"""All the code that a laboratory adds to HFedATM."""

@@ -7,7 +7,7 @@ from hfedatm.contracts import DataSpec, Domain, DomainData
 
 
 def load(data_dir: str | None = None, noise: float = 0.3) -> DomainData:
-    """Return 8 x 8 digits, as they are, dim, grainy, and moved by a pixel in a shaky hand.
+    """Return 8 x 8 digits in four domains: unchanged, dim, grainy, and shifted by a pixel.
 
     Parameters
     ----------

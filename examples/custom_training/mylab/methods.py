@@ -1,4 +1,4 @@
-"""A client method: a dataclass whose fields are its parameters; override what differs."""
+"""A client method: a dataclass whose fields are its parameters; it overrides only the loss."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Smoothed(Method):
     Parameters
     ----------
     smoothing
-        Probability that is spread over all classes.
+        Probability mass that is spread over all classes.
     """
 
     smoothing: float = 0.1

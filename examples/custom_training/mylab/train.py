@@ -1,4 +1,4 @@
-"""A training function: replaces the whole local loop."""
+"""A training function: it replaces the whole local training loop."""
 
 from collections.abc import Iterable
 

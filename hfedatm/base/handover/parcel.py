@@ -1,8 +1,8 @@
 """A message's content as one array.
 
-Flower moves every array of a message by requests of its own, from process to process, and a
-SuperLink spends tens of milliseconds on each. A deployed tier therefore sends one array that holds
-the whole content, and whoever is asked so answers so.
+Flower moves every array of a message in separate requests, from process to process, and a SuperLink
+spends tens of milliseconds on each. A deployed tier therefore sends one array that holds the whole
+content, a parcel, and a node answers a parcel with a parcel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hfedatm.base.answering import failure, reply_with_failure
 from hfedatm.base.handover import recordfile
 
 _KEY = "parcel"
-# Beyond this a message needs many requests for its bytes alone, and a copy of it is no trifle.
+# A larger message needs many requests in any case, and a copy of it takes much memory.
 MAX_BYTES = 128 * 2**20
 
 
@@ -32,20 +32,20 @@ def wrap(content: RecordDict) -> RecordDict:
 
 
 def is_wrapped(content: RecordDict) -> bool:
-    """Say whether ``content`` is a parcel."""
+    """Return whether ``content`` is a parcel."""
     return list(content) == [_KEY]
 
 
 def unwrap(content: RecordDict) -> RecordDict:
-    """Return what was wrapped."""
+    """Return the content of a parcel."""
     try:
-        return recordfile.from_bytes(content[_KEY][_KEY].data)
-    except Exception as error:  # whatever a hostile or broken node put there
+        return recordfile.from_bytes(content[_KEY][_KEY].data)  # type: ignore[union-attr]
+    except Exception as error:  # a hostile or broken node may send anything
         raise BadParcel(f"the message cannot be read: {error}") from error
 
 
 def opened(reply: Message) -> Message:
-    """Return a reply with its content unwrapped; one that cannot be read becomes a failure."""
+    """Return a reply with its content unwrapped; an unreadable reply becomes a failure."""
     if reply.has_error() or not is_wrapped(reply.content):
         return reply
     try:
@@ -58,7 +58,7 @@ def opened(reply: Message) -> Message:
 def by_parcel(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
-    """Unwrap what is asked in a parcel, and wrap the answer (a Flower mod)."""
+    """Unwrap a message that is a parcel, and wrap its reply (a Flower mod)."""
     if not is_wrapped(message.content):
         return call_next(message, context)
     try:

@@ -6,9 +6,9 @@
     index     JSON: [[name, kind, items], ...]
     the rest  the arrays' bytes, and those of byte strings, in the order of the index
 
-Nothing in it is executable when read, nothing unfolds to more than it is, no two arrays share
-bytes, and the sizes must add up exactly. The checksum tells damaged bytes from good ones; it is no
-protection against who writes them.
+Reading the bytes executes nothing and decompresses nothing, no two arrays share bytes, and the
+sizes must add up exactly. The checksum detects damaged bytes; it does not protect against their
+author.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from hfedatm_files import replacing
 
 MAGIC = b"HFEDREC\x01"
 MOST_INDEX = 1_000_000
-"""Bytes of the index; that of a model of a thousand tensors has a tenth of it."""
+"""Most bytes of the index; the index of a model with a thousand tensors takes a tenth of this."""
 MOST_LISTS = 50_000
-"""Lists and objects in the index, each of which takes far more memory than it has characters."""
+"""Most lists and objects in the index; each takes far more memory than its characters."""
 _PLAIN: dict[str, Callable[[dict[str, Any]], Any]] = {
     "config": ConfigRecord,
     "metric": MetricRecord,
@@ -37,7 +37,7 @@ _BYTES = "bytes"
 
 
 class BadRecords(ValueError):
-    """Bytes are not what :func:`to_bytes` makes."""
+    """The bytes do not come from :func:`to_bytes`."""
 
 
 def save(content: RecordDict, path: Path, *, durable: bool = True) -> None:
@@ -47,7 +47,7 @@ def save(content: RecordDict, path: Path, *, durable: bool = True) -> None:
 
 
 def load(path: Path) -> RecordDict:
-    """Read what :func:`save` wrote; raises `BadRecords` if it is anything else."""
+    """Read a file that :func:`save` wrote; raises `BadRecords` for any other file."""
     with path.open("rb") as file:
         return _read(file, path.stat().st_size)
 
@@ -58,22 +58,24 @@ def to_bytes(content: RecordDict) -> bytes:
 
 
 def from_bytes(data: bytes) -> RecordDict:
-    """Read what :func:`to_bytes` returned; raises `BadRecords` for anything else."""
+    """Read bytes that :func:`to_bytes` returned; raises `BadRecords` for any others."""
     return _read(BytesIO(data), len(data))
 
 
 def content_bytes(content: RecordDict) -> int:
-    """Bytes of all arrays in a message."""
+    """Return how many bytes all arrays in a message take."""
     records = content.values()
     return sum(record.count_bytes() for record in records if isinstance(record, ArrayRecord))
 
 
 def _parts(content: RecordDict) -> list[bytes]:
-    index, blobs = [], list[bytes]()
+    index, blobs = list[tuple[str, str, list[Any]]](), list[bytes]()
     for name, record in content.items():
         if isinstance(record, ArrayRecord):
             kind = "array"
-            items = [(k, a.dtype, a.shape, a.stype, len(a.data)) for k, a in record.items()]
+            items: list[Any] = [
+                (k, a.dtype, a.shape, a.stype, len(a.data)) for k, a in record.items()
+            ]
             blobs += [array.data for array in record.values()]
         else:
             kind = "config" if isinstance(record, ConfigRecord) else "metric"
@@ -103,12 +105,12 @@ def _read(file: IO[bytes], size: int) -> RecordDict:
         return _Reader(file, size).content()
     except BadRecords:
         raise
-    except Exception as error:  # of any class: nobody knows who wrote the bytes
+    except Exception as error:  # errors of any class: anybody may have written the bytes
         raise BadRecords(f"{type(error).__name__}: {error}") from error
 
 
 class _Reader:
-    """Read a file from its beginning to its end, never more at once than it has left."""
+    """Read a file from beginning to end, and never ask for more bytes than it has left."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self._file, self._left, self._sum = file, size, 0

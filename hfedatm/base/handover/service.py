@@ -1,4 +1,4 @@
-"""The two sides of a spool: hand a job over and wait for its answer; serve the jobs."""
+"""The two sides of a spool: one hands a job over and waits for its answer, one serves the jobs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Work = Callable[[RecordDict], RecordDict]
 
 
 class Worker(Protocol):
-    """Whoever serves a spool, as seen by those who hand work over."""
+    """The process that serves a spool, as the processes that hand over work see it."""
 
     spool: Spool
     what: str
-    """What it is, for messages to people: ``station run``."""
+    """The worker's name in messages to people, such as ``station run``."""
 
     def start(self) -> None:
-        """Start a new one; raises `UserError` if that is not possible now."""
+        """Start a new worker; raises `UserError` if that is not possible now."""
 
     def ended(self) -> str:
-        """Return why the started one is over, or an empty string while it is not."""
+        """Return why the started worker has ended, or an empty string while it has not."""
 
 
 def hand_over(
@@ -45,23 +45,24 @@ def hand_over(
     start_timeout: float = 120.0,
     max_starts: int = 3,
 ) -> RecordDict:
-    """Have a job done and return its answer.
+    """Hand a job to a worker and return its answer.
 
     Parameters
     ----------
     content, run_id, message_id
-        What was asked, and the ids that tell this job from all others: the same ids again are
-        answered from the finished result, not done again.
+        The content of the message, and the ids that identify the job: a finished job with the same
+        ids is answered from its result, not done again.
     worker
-        Does the jobs in its spool; started whenever none is alive and this job is not done.
+        The worker that does the jobs in its spool; it is started when none is alive and this job is
+        not done.
     timeout
-        Seconds after which nobody waits for the answer any more.
+        Seconds to wait for the answer.
     poll
         Seconds between two looks at the spool.
     start_timeout
-        Seconds that a worker gets to begin.
+        Seconds that a worker may take to begin.
     max_starts
-        How many workers this job may use up before it is given up.
+        Most workers that are started for this job before it is given up.
     """
     deadline = time.monotonic() + timeout
     job = worker.spool.submit(run_id, message_id, content)
@@ -91,10 +92,10 @@ def _bring_up(worker: Worker, job: Job, timeout: float, poll: float) -> str:
                 submitted, trouble = True, "it has not begun"
             elif ended := worker.ended():
                 return ended
-        except UserError as error:  # a station's SuperLink may be starting again
+        except UserError as error:  # a station's SuperLink may be restarting
             trouble = str(error)
             log.warning("%s", trouble)
-        # Asking a SuperLink costs a process, which a starting run would miss.
+        # Asking a SuperLink starts a process, whose CPU time the starting run needs.
         look_again = time.monotonic() + (200 if submitted else 40) * poll
         while time.monotonic() < look_again:
             if worker.spool.served or job.done:
@@ -110,7 +111,7 @@ def serve(
     poll: float = 0.05,
     wanted: Callable[[float], bool] = lambda idle: idle < 3600,
 ) -> None:
-    """Do the spool's jobs for as long as that is wanted.
+    """Do the spool's jobs for as long as ``wanted`` says.
 
     Parameters
     ----------
@@ -121,7 +122,7 @@ def serve(
     poll
         Seconds between two looks at the spool.
     wanted
-        Asked, with the seconds since the last job, whether to wait for more.
+        Called with the seconds since the last job; returns whether to wait for more.
     """
     with spool.lease() as held:
         if not held:
@@ -139,11 +140,11 @@ def serve(
 
 
 def do(job: Job, work: Work) -> None:
-    """Do one job. What goes wrong in it is the asker's to know and no reason to end."""
+    """Do one job; report an error in it to the process that asked, and go on serving."""
     try:
         job.finish(work(recordfile.load(job.request)))
     except Exception as error:
         lines = traceback.format_exc().splitlines()
         log.error("job %s failed:\n%s", job.stem.name, "\n".join(map(printable, lines)))
-        # A user's mistake says by itself what it is, and a line is short.
+        # A `UserError` explains itself; its class name would only lengthen the line.
         job.fail(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")

@@ -1,12 +1,12 @@
 """A spool: a directory through which two processes hand each other work.
 
-One job is up to three files that share a stem: ``.request`` (written by who wants it done), then
-``.result`` or ``.error`` (written by who did it). Every file appears by rename, so none is ever
-seen half written, and an answered job is never done again.
+The files of a job share a stem: ``.request`` (written by the process that asks), then ``.result``
+or ``.error`` (written by the process that serves). Every file appears by rename, so no reader sees
+it half written, and an answered job is never done again.
 
-Whoever serves the spool holds a lock on its ``lease`` file. The kernel releases the lock the moment
-that process ends, however it ends, so a dead server is noticed at once and two living ones can
-never serve the same spool.
+The process that serves the spool holds a lock on its ``lease`` file. The kernel releases the lock
+as soon as that process ends, however it ends, so a dead server is noticed at once and two living
+servers can never serve the same spool.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from hfedatm.base.text import printable
 from hfedatm_files import half_written, write_text
 
 MOST_REASON = 4000
-"""Characters of the reason why a job has no result."""
+"""Most characters of the reason why a job has no result."""
 
 
 class HandoverError(UserError):
-    """A job was not done; the text is meant for the log of whoever asked."""
+    """A job was not done; the message is meant for the log of the process that asked."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Job:
         return self.result.exists() or self.error.exists()
 
     def answer(self) -> RecordDict:
-        """Return the result, or raise the error that was left in its place."""
+        """Return the result, or raise the error that was written instead."""
         try:
             if self.error.exists():
                 with self.error.open("rb") as file:
@@ -74,18 +74,18 @@ class Job:
             raise HandoverError(f"the answer cannot be read: {printable(error)}") from None
 
     def finish(self, content: RecordDict) -> None:
-        """Leave the result."""
+        """Write the result."""
         recordfile.save(content, self.result)
         _remove(self.request)
 
     def fail(self, reason: str) -> None:
-        """Leave the reason why there is no result."""
+        """Write the reason why there is no result."""
         write_text(self.error, printable(reason, MOST_REASON))
         _remove(self.request)
 
 
 class Spool:
-    """The jobs of one node and the lease of whoever does them."""
+    """The jobs of one node, and the lease of the process that does them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -93,7 +93,7 @@ class Spool:
         self._lease = folder / "lease"
 
     def submit(self, run_id: int, message_id: str, content: RecordDict) -> Job:
-        """Put a job into the spool, unless it is there or answered already.
+        """Put a job into the spool, unless it is already there or answered.
 
         A node handles one message at a time, so a new message means that nobody waits for the
         older requests any more; they are withdrawn.
@@ -114,14 +114,14 @@ class Spool:
             job = Job(request.with_suffix(""))
             if not job.done:
                 return job
-            _remove(request)  # its server ended between answering and tidying up
+            _remove(request)  # its server died after it answered and before it removed the request
         return None
 
     def forget(self, keep: int = 2) -> None:
-        """Delete all answers but the newest `keep`, and half-written ones of a killed process."""
+        """Delete all but the newest `keep` answers, and half-written ones of killed processes."""
         answers = [*self.folder.glob("*.result"), *self.folder.glob("*.error")]
         answers.sort(key=_age)
-        # A half-written request is one that is being made, or is withdrawn by the next.
+        # Keep half-written requests: they are being written, or the next message withdraws them.
         half = [path for path in half_written(self.folder) if ".request." not in path.name]
         for path in answers[keep:] + half:
             _remove(path)
@@ -136,7 +136,7 @@ class Spool:
     def lease(self) -> Iterator[bool]:
         """Hold the lease; yields False if another process has it."""
         with self._lease.open("a") as file:
-            # `served` looks by locking for an instant, which must not turn an heir away.
+            # `served` takes the lock for an instant, which must not turn a new server away.
             for _ in range(20):
                 if held := _lock(file):
                     break
@@ -145,7 +145,7 @@ class Spool:
 
 
 def _age(path: Path) -> float:
-    """Return what is larger the older a file is; one that has just gone is the oldest."""
+    """Return a sort key that grows with a file's age; a deleted file counts as the oldest."""
     try:
         return -path.stat().st_mtime
     except OSError:
@@ -153,7 +153,7 @@ def _age(path: Path) -> float:
 
 
 def _remove(path: Path) -> None:
-    """Remove what lies at a job's place, whatever somebody has put there."""
+    """Remove the file or folder at a job's path."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

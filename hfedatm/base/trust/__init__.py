@@ -1,1 +1,1 @@
-"""What a node believes and what it allows: who sent a task, and what its owner permits."""
+"""What a node trusts and allows: proofs of who sent a task, and the owner's policy."""

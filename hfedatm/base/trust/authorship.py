@@ -1,8 +1,8 @@
-"""Whether this person made a results folder: what it names is imported only then.
+"""Check whether this user made a results folder; only then is the code it names imported.
 
 ``config.json`` of a run carries an HMAC of its settings under a random key that only this user can
-read and that is in no results folder. A folder from elsewhere does not verify; own code that it
-names is imported only when the person names it again.
+read and that is in no results folder. The HMAC of a folder from elsewhere does not verify; plug-in
+code that such a folder names is imported only if the user names it again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIELD = "author"
 
 
 def sign(settings: Mapping[str, Any]) -> str:
-    """Return the HMAC of settings, or nothing where this user cannot keep a key."""
+    """Return the HMAC of settings; empty if this user cannot keep a key."""
     key = _key(make=True)
     return _mac(key, settings) if key else ""
 
@@ -39,24 +39,24 @@ def sign(settings: Mapping[str, Any]) -> str:
 def require_own(
     config: Mapping[str, Any], settings: Settings, repeated: Iterable[str], cure: str
 ) -> None:
-    """Refuse a folder of another author whose settings name own code.
+    """Refuse another author's folder whose settings name plug-in code.
 
     Parameters
     ----------
     config
-        What ``config.json`` holds.
+        The content of ``config.json``.
     settings
-        Its settings, read.
+        The settings in it, parsed.
     repeated
-        Names the person has written again, and so allows.
+        Names that the user has written again and so allows.
     cure
-        How to write one again, with ``{key}`` and ``{name}`` in their places.
+        How to write a name again, with placeholders ``{key}`` and ``{name}``.
     """
     if Policy.current().is_owners:
-        return  # a deployed process has its owner's list
+        return  # a deployed process has its owner's policy
     allowed = {name.strip() for value in repeated for name in str(value).split(",")}
     named = [(key, name) for key, name in own_code(settings) if name not in allowed]
-    if not named or _verifies(config):
+    if not named or verifies(config):
         return
     keys = ", ".join(dict.fromkeys(key for key, _ in named))
     again = " ".join(cure.format(key=key, name=name) for key, name in named)
@@ -66,7 +66,8 @@ def require_own(
     )
 
 
-def _verifies(config: Mapping[str, Any]) -> bool:
+def verifies(config: Mapping[str, Any]) -> bool:
+    """Return whether this user made the results folder with this ``config.json``."""
     key, mac = _key(make=False), config.get(FIELD)
     if not key or not isinstance(mac, str):
         return False
@@ -79,16 +80,16 @@ def _mac(key: bytes, settings: Mapping[str, Any]) -> str:
 
 
 def _key(make: bool) -> bytes:
-    """Return this user's key; made once, readable by nobody else."""
+    """Return this user's key; it is made once, and only this user can read it."""
     try:
         home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
         path = Path(home) / "hfedatm/author.key"
         if make and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with suppress(FileExistsError):  # whoever comes second keeps the first one's key
+            with suppress(FileExistsError):  # a second process uses the key of the first
                 new = secrets.token_bytes(KEY_BYTES)
                 write_bytes(path, new, mode=PRIVATE, overwrite=False)
         key = path.read_bytes()
-    except (OSError, RuntimeError):  # no home that can be written, as in a container
+    except (OSError, RuntimeError):  # no writable home folder, as in a container
         return b""
     return key if len(key) == KEY_BYTES else b""

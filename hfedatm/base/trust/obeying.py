@@ -1,4 +1,4 @@
-"""A node's answer to a task its owner does not allow: one line, before anything is read."""
+"""Refuse a task that the node's owner does not allow: in one line, before any data is read."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ KINDS = {
     "train.measure": ("measure",),
     "evaluate": ("evaluate",),
     "evaluate.default": ("evaluate",),
-    # The stages of a secure sum carry the task whose reply is summed.
+    # Every stage of a secure sum carries the task whose replies are summed.
     "train.share": ("train", "prepare", "measure"),
     "train.check": ("train", "prepare", "measure"),
     "train.mask": ("train", "prepare", "measure"),
     "train.sign": ("train", "prepare", "measure"),
     "train.reveal": ("train", "prepare", "measure"),
 }
-"""What a task may be, by the type of its message: what is asked must be what is checked."""
+"""Message type -> kinds of task it may carry, so that the checked task is the one that is done."""
 
 MB = 2**20
 
@@ -36,18 +36,18 @@ MB = 2**20
 def obey(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
-    """Do what a message asks if the owner's policy allows it (a Flower mod).
+    """Handle a message only if the owner's policy allows its task (a Flower mod).
 
-    It comes after what opens parcels, and before anything is imported or read because of a message.
+    This mod runs after the one that opens parcels, and before a message causes any import or read.
     """
     if message.metadata.message_type.split(".")[0] == MessageType.QUERY:
-        return call_next(message, context)  # a node says its place in the tree to anyone
+        return call_next(message, context)  # a node tells anyone its place in the tree
     try:
         policy = Policy.current()
         if not policy.is_owners:
             return call_next(message, context)
         check_message(policy, message.metadata.message_type, message.content)
-    except Exception as error:  # what cannot be understood is not allowed
+    except Exception as error:  # a task that cannot be parsed is not allowed
         return reply_with_failure(message, error)
     reply = call_next(message, context)
     try:
@@ -58,7 +58,7 @@ def obey(
 
 
 def check_message(policy: Policy, message_type: str, content: RecordDict) -> None:
-    """Raise `UserError` if a message asks for what the owner does not allow."""
+    """Raise `UserError` if the owner does not allow the task of a message."""
     from hfedatm.base.settings import Settings
 
     task: Any = content.get("task")
@@ -75,10 +75,11 @@ def check_message(policy: Policy, message_type: str, content: RecordDict) -> Non
         raise UserError(f"task: its settings are not valid: {place}: {wrong['msg']}") from None
     check(policy, settings, str(kind), bool(task.get("send_grams")))
     if settings.secure_aggregation and kind != "evaluate":
-        # A client refuses by itself a sum that becomes smaller; a station is asked without one.
-        secure: Any = content.get("secure")
+        # A client itself refuses a sum that shrinks later; a station's task names no cohort.
+        secure = content.get("secure")
         if isinstance(secure, ConfigRecord) and "asked" in secure:
-            check_cohort(policy, int(secure["asked"]))
+            asked: Any = secure["asked"]
+            check_cohort(policy, int(asked))
 
 
 def check_reply(policy: Policy, reply: Message) -> None:

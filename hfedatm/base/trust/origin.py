@@ -1,9 +1,9 @@
-"""A task proves who sent it: signed by the tier above, verified before anything in it is read.
+"""Proof of a task's origin: the tier above signs it, the node verifies it before reading the rest.
 
 Flower tells a node that it talks to its SuperLink, not that a message comes from the run it works
-for. So whoever sends tasks signs, with Ed25519, a statement of the run, the kind of message, the
-step, the recipient, the time and the hash of all records, arrays included; and a node compares each
-of them with what it knows itself.
+for. So the sender of a task signs, with Ed25519, a statement of the run, the kind of message, the
+step, the recipient, the time and the hash of all records, arrays included. The node compares each
+part of the statement with its own knowledge.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from flwr.app import (
 )
 
 from hfedatm.base.answering import reply_with_failure
+from hfedatm.base.errors import UserError
 from hfedatm.base.trust.enrolment import Identity
 from hfedatm.base.trust.journal import Journal
 from hfedatm.base.trust.secrets import secrets_folder
@@ -45,19 +46,19 @@ _LONGEST_STATEMENT = 4096
 
 
 class ForgedTask(ValueError):
-    """A task is not what the tier above sent to this node; the text says what differs."""
+    """A task differs from what the tier above sent to this node; the message says how."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What is signed.
+    """The statement that is signed.
 
     Attributes
     ----------
     run
         Flower's id of the run that sends the message.
     sender
-        A number drawn for each job of the sender: one that was started again may ask again.
+        A number drawn for each job of the sender, so that a restarted job may ask again.
     type
         Flower's type of the message, for example ``train.measure``.
     step
@@ -65,7 +66,7 @@ class Statement:
     recipient
         The name under which the node is enrolled.
     expires
-        Seconds since the epoch after which the task is not to be done any more.
+        Seconds since the epoch after which the task must not be done any more.
     digest
         Hash of the content.
     """
@@ -84,12 +85,12 @@ class Statement:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Statement:
-        """Read what a valid signature stands under."""
+        """Read a statement whose signature is valid."""
         return cls(**json.loads(data))
 
     @property
     def key(self) -> str:
-        """Name the step for the journal."""
+        """The name of the step in the journal."""
         parts = (str(self.run), self.sender, self.type, self.step)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -103,7 +104,7 @@ class Signer:
 
     @classmethod
     def load(cls) -> Signer | None:
-        """Return the signer of this machine's link; None where there are no secrets."""
+        """Return the signer of this machine's link; None if there are no secrets."""
         folder = secrets_folder()
         if folder is None:
             return None
@@ -114,7 +115,7 @@ class Signer:
     def signed(
         self, content: RecordDict, metadata: Metadata, recipient: str, step: str
     ) -> RecordDict:
-        """Return ``content`` with a signed statement of where it comes from."""
+        """Return ``content`` with a signed statement of its origin."""
         statement = Statement(
             metadata.run_id,
             self._sender,
@@ -136,16 +137,16 @@ class Verifier:
 
     @classmethod
     def load(cls) -> Verifier | None:
-        """Return the verifier of this node; None where there are no secrets."""
+        """Return the verifier of this node; None if there are no secrets."""
         folder, own = secrets_folder(), Identity.load()
         if folder is None or own is None:
             return None
         return cls(_read_public(folder / "tasks.pub"), own.name)
 
     def check(self, message: Message) -> Statement:
-        """Return the statement under a task, or raise `ForgedTask` that says what is wrong.
+        """Return the signed statement of a task, or raise `ForgedTask` that says what is wrong.
 
-        Nothing but the proof is read, and nothing of it before its signature is found valid.
+        This reads only the proof, and parses the statement only after its signature is valid.
         """
         record = message.content.get(_RECORD)
         if not isinstance(record, ConfigRecord):
@@ -182,8 +183,8 @@ def known_origin(
 ) -> Message:
     """Let a task through only if the tier above sent it to this node (a Flower mod).
 
-    The same task again is answered with the same reply, which is kept here unless ``keep`` is
-    false; another one for the same step is refused. Who a node is may be asked by anybody.
+    A repeated task gets the same reply, which is kept here unless ``keep`` is false; a different
+    task for the same step is refused. Anybody may ask who a node is.
     """
     if message.metadata.message_type == MessageType.QUERY:
         return call_next(message, context)
@@ -198,7 +199,7 @@ def known_origin(
             if entry.reply is None:
                 reply = call_next(message, context)
                 if reply.has_error() or "failure" in reply.content:
-                    return reply  # what went wrong may go well the next time
+                    return reply  # not kept: the next attempt may succeed
                 entry.reply = reply.content
             return Message(entry.reply, reply_to=message)
     except (OSError, ValueError) as error:
@@ -206,19 +207,22 @@ def known_origin(
         return reply_with_failure(message, RefusedTask(f"refused: {error}"))
 
 
-class RefusedTask(ForgedTask):
-    """What the sender of a task is told."""
+class RefusedTask(UserError):
+    """The tier above gets this error for a task that this node refuses.
+
+    The task was forged or asked for before, or this node cannot verify tasks.
+    """
 
 
 def without_proof(content: RecordDict) -> RecordDict:
-    """Return what the proof is about."""
+    """Return the content without its proof."""
     if _RECORD not in content:
         return content
     return RecordDict({name: record for name, record in content.items() if name != _RECORD})
 
 
 def digest(content: RecordDict) -> str:
-    """Return a hash of all records; equal for equal content, whatever the order of the records."""
+    """Return a hash of all records that does not depend on the order of the records."""
     total = hashlib.sha256()
     for name in sorted(content):
         record = content[name]
@@ -240,7 +244,7 @@ def _items(record: ConfigRecord | MetricRecord) -> Iterable[object]:
 
 
 def _add(total: hashlib._Hash, *parts: object) -> None:
-    """Add parts so that no two different lists of parts look the same."""
+    """Hash parts so that two different lists of parts never give the same bytes."""
     data = json.dumps(parts, default=_tagged_bytes).encode()
     total.update(len(data).to_bytes(8, "big") + data)
 

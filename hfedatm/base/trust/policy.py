@@ -1,8 +1,8 @@
-"""What the owner of a node allows a run to do with it: a TOML file that only the owner writes.
+"""The policy of a node's owner for runs on the node: a TOML file that only the owner writes.
 
 A deployed process finds its policy by the environment variable ``HFEDATM_POLICY``. Without the
 variable the person who starts a run is the owner (one process, simulation), and everything is
-allowed. A variable that leads to no readable policy means that no work is done at all.
+allowed. If the variable names no readable policy, the process does no work at all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAME = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
 class PolicyError(UserError):
-    """A policy's file cannot be read, or says something that has no meaning."""
+    """A policy file cannot be read or contains an invalid entry."""
 
 
 class PolicyRefusal(UserError):
@@ -55,7 +55,7 @@ class Data(_Section):
 
 
 class Code(_Section):
-    """What a run may name besides built-ins and installed entry points."""
+    """Code and sources that a run may name besides built-ins and installed entry points."""
 
     allowed: tuple[str, ...] = Field(
         (), description="code a run may name, each written 'package.module:name'"
@@ -124,7 +124,7 @@ class SecureSum(_Section):
 
 
 class Limits(_Section):
-    """What a task may cost."""
+    """Limits on the cost of a task."""
 
     epochs: int | None = Field(None, ge=1, description="most local-epochs of a task")
     rounds: int | None = Field(None, ge=1, description="most global rounds of a run")
@@ -138,7 +138,7 @@ class Limits(_Section):
 
 
 class Policy(_Section):
-    """What a run may ask of this node."""
+    """The limits that an owner sets for runs on this node."""
 
     data: Data = Data()
     code: Code = Code()
@@ -156,7 +156,7 @@ class Policy(_Section):
 
     @classmethod
     def of_the_person(cls) -> Policy:
-        """Return the policy of a process that serves nobody but the person who started it."""
+        """Return the policy of a process that serves only the person who started it."""
         policy = cls()
         policy._person = True
         return policy
@@ -183,7 +183,7 @@ class Policy(_Section):
 
     @classmethod
     def current(cls) -> Policy:
-        """Return the policy in force; raises `PolicyRefusal` if there must be one and is none."""
+        """Return the policy in force; raises `PolicyRefusal` if a required policy is missing."""
         if VARIABLE not in os.environ:
             return cls.of_the_person()
         try:
@@ -204,12 +204,12 @@ def fields() -> Iterator[tuple[str, str, str, str]]:
 
 
 def value_of(policy: Policy, section: str, key: str) -> Any:
-    """Return what a policy says under a key."""
+    """Return the value of a policy under a key."""
     return getattr(getattr(policy, section.replace("-", "_")), key.replace("-", "_"))
 
 
 def toml_value(value: Any) -> str:
-    """Return a value as it stands in a TOML file."""
+    """Return a value as it is written in a TOML file."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
@@ -218,7 +218,7 @@ def toml_value(value: Any) -> str:
 
 
 def _explain(error: Any) -> str:
-    """Say in one line what is wrong, and for an unknown key which one is near."""
+    """Return one line that says what is wrong; for an unknown key, with a similar known key."""
     message = " ".join(str(error["msg"]).removeprefix("Value error, ").split())
     place = [str(part).replace("_", "-") for part in error["loc"]]
     if error["type"] != "extra_forbidden":

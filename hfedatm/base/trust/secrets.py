@@ -10,10 +10,9 @@ FOLDER = "HFEDATM_SECRETS"
 
 
 def secrets_folder() -> Path | None:
-    """Return the folder with this machine's secrets; None where nobody has any.
+    """Return the folder with this machine's secrets; None if there are none.
 
-    In a simulation, in one process and in a deployment without TLS there is nobody to tell from
-    anybody else.
+    A simulation, a run in one process and a deployment without TLS authenticate no nodes.
     """
     folder = os.environ.get(FOLDER)
     return Path(folder) if folder else None

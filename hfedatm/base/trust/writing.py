@@ -1,4 +1,4 @@
-"""A policy as a file its owner can read and change."""
+"""Write a policy file that its owner can read and change."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ GENEROUS = {
     "limits.memory-mb": "65536",
     "limits.reply-mb": "4096",
 }
-"""What a new policy limits: nothing that honest work reaches."""
+"""Limits of a new policy, which honest work does not reach."""
 
 HEAD = """\
 # What a run may do with this node. Only the owner of the node writes this file: a run that asks for
-# more is refused, one that asks for less is obeyed. A line behind '#' shows what holds without it.
+# more is refused, one that asks for less is obeyed. A key behind '#' shows its default.
 #
 #   hfedatm policy show      explains what is in force
 #   hfedatm policy check     says whether a run would be obeyed
@@ -26,7 +26,7 @@ HEAD = """\
 
 
 def template() -> str:
-    """Return a policy with every key, its meaning and its default: built-ins, generous limits."""
+    """Return the text of a new policy: every key and its meaning, with generous limits."""
     lines, section = [HEAD], ""
     for name, key, default, meaning in fields():
         if name != section:
@@ -39,10 +39,10 @@ def template() -> str:
 
 
 def write(path: Path, text: str = "") -> bool:
-    """Write a new policy, or ``text``; say whether there was none. What is there stays."""
+    """Write a new policy, or ``text``, unless the file exists; return whether it was written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Everybody may read it; nobody but its owner may change it.
+        # Everybody may read the policy; only its owner may change it.
         write_text(path, text or template(), mode=0o644, overwrite=False)
     except FileExistsError:
         return False

@@ -1,8 +1,8 @@
-"""Bytes in, typed and bounded values out: all that a node says passes through here.
+"""Turn the bytes of a reply into typed and bounded values; every reply of a node passes here.
 
-`checked` turns replies into values. Whatever goes wrong on the way, of whatever class, is the
-failure of that one node, with a reason of one line. Who adds up values never sees a message, so
-a reply is counted whole or not at all.
+`checked` turns replies into values. An error of any class on the way is the failure of that one
+node, with a reason of one line. The code that sums values never sees a message, so a reply is
+counted whole or not at all.
 """
 
 from hfedatm.base.wire.expected import Expected

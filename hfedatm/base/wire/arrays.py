@@ -1,4 +1,4 @@
-"""The arrays of a reply: of the expected names, shapes and types, finite, and never unpickled."""
+"""Read the arrays of a reply: expected names, shapes and types, finite, and never unpickled."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from hfedatm.base.npy import read_array, read_layout
+from hfedatm.base.privacy_settings import gram_mechanism
 from hfedatm.base.records import BadReply, find_record
 from hfedatm.base.wire.expected import Expected
+from hfedatm_core.grams.definite import is_semidefinite
 from hfedatm_core.grams.gram import FactorGram, Gram
 
 MOST_INDEX = 1_000_000
-"""Bytes of the table of layer names in a reply's Grams."""
+"""Most bytes of the table of layer names in a reply's Grams."""
 LARGEST_WEIGHT = 1e15
-"""No weight and no input of a layer is larger; squares and sums of so large ones are finite."""
+"""Largest weight or layer input; squares and sums of numbers up to this size are finite."""
 _WIRE = {"float16": "float16", "bfloat16": "uint16", "float32": "float32"}
+_ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 1e-5}
+"""Largest relative error of a Gram's entries, from their type or from sums over many examples."""
 
 
 def read_state(content: RecordDict, expected: Expected) -> dict[str, torch.Tensor]:
@@ -49,7 +53,7 @@ def read_state(content: RecordDict, expected: Expected) -> dict[str, torch.Tenso
 
 
 def read_grams(content: RecordDict, expected: Expected) -> dict[str, Gram]:
-    """Return the Grams of a reply, each in the form and size that its layer's width demands."""
+    """Return the Grams of a reply, each in the form and size that its layer's width requires."""
     record = find_record(content, "grams", ArrayRecord)
     if record is None:
         raise BadReply("reply has no 'grams' arrays")
@@ -62,7 +66,7 @@ def read_grams(content: RecordDict, expected: Expected) -> dict[str, Gram]:
         )
     parts = {f"{i}/{field}" for i, group in enumerate(groups) for field in _fields(group, expected)}
     if parts != record.keys() - {"layers"}:
-        # The commonest reason, said in the words of the settings.
+        # The most common reason, in terms of the settings.
         if any(key.endswith(("/factor", "/triangle")) and key not in parts for key in record):
             wrong = next(g[0] for i, g in enumerate(groups) if _other_form(i, record, parts))
             dim = expected.settings.gram_max_dim
@@ -121,12 +125,26 @@ def _gram(parts: Mapping[str, Array], group: list[str], expected: Expected) -> G
     _check_size(gram, name)
     if gram.rows > expected.most_rows:
         raise BadReply(f"grams: {name} claims {gram.rows:.3g} rows, more than plausible")
-    if bool((gram.diagonal() < 0).any()) and expected.settings.privacy_mechanism == "none":
-        raise BadReply(f"grams: {name} has a negative diagonal, which no Gram has")
+    _check_definite(gram, name, expected)
     if isinstance(gram, FactorGram):
-        # What a node says of its rank would decide what those after it are compressed to.
+        # Use our rank: a node's claimed rank would decide how later factors are compressed.
         gram = FactorGram(gram.factor, gram.diagonal(), gram.rows, rank)
     return gram
+
+
+def _check_definite(gram: Gram, name: str, expected: Expected) -> None:
+    """Refuse a matrix that cannot be a Gram.
+
+    A client's noise makes its Gram indefinite, and the station repairs the mean. A station's Gram
+    is shrunk and has been rounded twice.
+    """
+    station, rounding = expected.tier == "station", _ROUNDING[expected.gram_dtype]
+    if gram_mechanism(expected.settings).noised and not station:
+        return
+    if bool((gram.diagonal() < 0).any()):
+        raise BadReply(f"grams: {name} has a negative diagonal, which no Gram has")
+    if not is_semidefinite(gram, rounding * (1 + station), expected.alpha):
+        raise BadReply(f"grams: {name} is not positive semi-definite, as every Gram is")
 
 
 def _check_size(gram: Gram, name: str) -> None:
@@ -140,7 +158,7 @@ def _check_size(gram: Gram, name: str) -> None:
 
 
 def _largest(values: torch.Tensor) -> float:
-    """Return the largest absolute value, NaN if one is; one pass that allocates nothing."""
+    """Return the largest absolute value, NaN if any value is; one pass without allocation."""
     if not values.numel():
         return 0.0
     low, high = (float(value) for value in torch.aminmax(values))
@@ -170,7 +188,7 @@ def _layer_table(record: ArrayRecord) -> list[list[str]]:
 def _layout(name: str, array: Array) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
     try:
         return read_layout(array)
-    except Exception as error:  # whatever a hostile or broken node put there
+    except Exception as error:  # a hostile or broken node may send anything
         raise BadReply(f"{name} cannot be read: {error}") from error
 
 

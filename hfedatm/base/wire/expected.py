@@ -1,4 +1,4 @@
-"""What a reply must be made of, and so how large it can be."""
+"""The required content of a reply, and the size limit that follows from it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hfedatm_core.tensors import State
 Tier = Literal["client", "station"]
 
 ALLOWANCE = 256_000
-"""Bytes of a reply besides its arrays: numbers, names, the failures of a station's clients."""
+"""Most bytes of a reply besides its arrays: numbers, names, failures of a station's clients."""
 PER_ARRAY = 256
-"""Bytes of an array besides its numbers: the header, its name."""
+"""Most bytes of an array besides its numbers: the header, its name."""
 MOST_ROWS = 2**40
-"""Layer inputs that one client's Gram can be the mean of; the sum over a million fits 64 bits."""
+"""Most layer inputs in one client's Gram; the sum over a million clients fits 64 bits."""
 _GRAM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
 def lowered(most_bytes: int, settings: Settings) -> int:
-    """Return a limit, or the one the settings give if that is lower."""
+    """Return the lower of a limit and the limit in the settings."""
     given = settings.max_reply_mb
     return int(min(most_bytes, given * 1e6)) if given else most_bytes
 
@@ -32,28 +32,30 @@ def _nothing(metrics: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a reply must be made of; whatever differs is refused before it takes memory.
+    """The required content of a reply; other content is refused before it takes memory.
 
     Parameters
     ----------
     settings
         The run's settings.
     tier
-        Who replies.
+        The tier that replies.
     arrays
         Names, shapes and types of the tensors; empty when the reply has none.
     record
-        The name these tensors travel under.
+        The name of the record that holds these tensors.
     layers
         Layers whose Gram the reply must have, with their widths.
     needed
-        Numbers it must report.
+        Numbers that the reply must report.
     check
         Raises ``ValueError`` for reported numbers that cannot be true.
     together
-        Clients that the reply may stand for: those of a station, or of a secure sum.
+        Most clients that the reply may combine: those of a station, or of a secure sum.
     secure
-        Whether it is a secure sum, which tells its clients and their bytes among its numbers.
+        Whether the reply is a secure sum, which reports its clients and their bytes as numbers.
+    shrunk
+        Whether a station has shrunk its Grams.
     """
 
     settings: Settings
@@ -65,25 +67,31 @@ class Expected:
     check: Callable[[Mapping[str, float]], None] = _nothing
     together: int = 1
     secure: bool = False
+    shrunk: bool = True
 
     @property
     def most_examples(self) -> int:
-        """Examples that the reply may claim."""
+        """Most examples that the reply may claim."""
         return self.settings.max_examples * self.together
 
     @property
     def most_rows(self) -> int:
-        """Layer inputs that a Gram of it may claim to be the mean of."""
+        """Most layer inputs that a Gram of the reply may claim to be the mean of."""
         return MOST_ROWS * self.together
 
     @property
     def gram_dtype(self) -> str:
-        """Type of the Grams; a station writes those of a secure sum itself."""
+        """Type of the Grams; the Grams of a secure sum are written by the station itself."""
         return "float32" if self.secure else self.settings.gram_dtype
 
     @property
+    def alpha(self) -> float:
+        """Shrinkage of a Gram on arrival: a station shrinks the mean of its clients."""
+        return self.settings.alpha if self.tier == "station" and self.shrunk else 1.0
+
+    @property
     def most_bytes(self) -> int:
-        """Bytes that an honest reply can have; ``max-reply-mb`` may lower it."""
+        """Most bytes of an honest reply; ``max-reply-mb`` may lower the limit."""
         arrays = sum(
             t.numel() * t.element_size() + PER_ARRAY + len(n) for n, t in self.arrays.items()
         )

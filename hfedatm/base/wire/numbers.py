@@ -1,4 +1,4 @@
-"""The numbers of a reply: bounded before they are converted."""
+"""Read the numbers of a reply: they are bounded before they are converted."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from hfedatm.base.text import printable
 Metrics = dict[str, float]
 
 LARGEST = 1e15
-"""No number of a reply is larger: up to here, whole numbers are exact."""
+"""Largest number of a reply; integers up to this size are exact."""
 LARGEST_LOSS = 1e9
-"""A mean loss beyond is that of a model that has diverged; sums of losses stay finite."""
+"""Largest mean loss; a model beyond it has diverged, and sums of losses up to it stay finite."""
 LONGEST = 1e9
-"""Seconds that anything may have taken."""
+"""Longest duration that a reply may claim, in seconds."""
 MOST_METRICS = 64
 MOST_SCORES = 512
-"""Numbers of an evaluation, which has two for each domain."""
+"""Most numbers of an evaluation, which has two for each domain."""
+_AMOUNTS = {
+    **dict.fromkeys(("seconds", "gram-seconds"), LONGEST),
+    **dict.fromkeys(("epsilon", "bytes-up", "gram-bytes-up"), LARGEST),
+}
+"""Numbers that must not be negative, and their largest values."""
 _NAME = re.compile(r"\w[\w .,:/+()=@&'-]{0,99}")
 
 
@@ -33,21 +38,26 @@ def read_metrics(content: RecordDict, most: int = MOST_METRICS) -> Metrics:
         raise BadReply(f"metrics: {len(record)} of them, more than {most}")
     metrics: Metrics = {}
     for name, value in record.items():
-        if not _NAME.fullmatch(name):
-            raise BadReply(f"metrics: {printable(name, 60)!r} is no name of a number")
+        if not is_name(name):
+            raise BadReply(f"metrics: {printable(name, 60)!r} is not a valid name")
         if type(value) not in (int, float) or not -LARGEST <= value <= LARGEST:  # type: ignore[operator]
             raise BadReply(
                 f"metrics: {name} = {printable(value, 40)} is not a finite number within ±1e15"
             )
         metrics[name] = value  # type: ignore[assignment]
-    for name, largest in (("seconds", LONGEST), ("gram-seconds", LONGEST), ("epsilon", LARGEST)):
+    for name, largest in _AMOUNTS.items():
         if not 0 <= metrics.get(name, 0) <= largest:
             raise BadReply(f"metrics: {name} = {metrics[name]:g} is not plausible")
     return metrics
 
 
+def is_name(name: str) -> bool:
+    """Return whether a number may have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
 def need(metrics: Mapping[str, float], names: Iterable[str]) -> None:
-    """Refuse metrics of which one is missing."""
+    """Refuse metrics that lack one of these names."""
     if missing := [name for name in names if name not in metrics]:
         raise BadReply(f"metrics: {', '.join(missing)} missing")
 
@@ -55,7 +65,7 @@ def need(metrics: Mapping[str, float], names: Iterable[str]) -> None:
 def count(metrics: Mapping[str, float], name: str, most: int, least: int = 1) -> int:
     """Return a whole number in a range.
 
-    A count is a weight in a mean: whoever may claim any number decides the mean alone.
+    A count is a weight in a mean: a node that could claim any count would decide the mean alone.
     """
     value = metrics.get(name)
     if value is None or value != int(value) or not least <= value <= most:

@@ -1,4 +1,4 @@
-"""From messages to values: updates, scores, who a node is, and the failures of the others."""
+"""Turn messages into values: updates, scores, introductions, and the failures of other replies."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
+from hfedatm.base import tracebacks
 from hfedatm.base.handover.recordfile import content_bytes
-from hfedatm.base.records import MOST_FAILURES, BadReply, Failure, find_record, record_to_failures
+from hfedatm.base.records import MOST_FAILURES, BadReply, find_record, record_to_failures
+from hfedatm.base.round_record import Failure
 from hfedatm.base.text import printable
 from hfedatm.base.wire.arrays import read_grams, read_state
 from hfedatm.base.wire.expected import ALLOWANCE, Expected, Tier
@@ -39,17 +41,17 @@ class NodeUpdate:
     Attributes
     ----------
     node, name
-        Who sent it: the logical id, and the words for it.
+        The sender: its logical id, and its name in messages.
     state, grams
-        What was asked for; empty where nothing was.
+        The requested tensors and Grams; empty if none were requested.
     examples, clients
-        What stands behind it.
+        The numbers of examples and clients behind the update.
     weight
-        How much its tensors count in the mean of its tier.
+        The weight of its tensors in the mean of its tier.
     metrics
         All numbers it reports.
     bytes, gram_bytes, bytes_below
-        What travelled: all arrays, those of Grams, and what the node's own children sent it.
+        Bytes sent: all arrays, those of Grams, and those that the node's own children sent to it.
     failures, cuts
         Children that the node left out, and those whose update it cut back.
     """
@@ -69,13 +71,13 @@ class NodeUpdate:
     cuts: tuple[Failure, ...] = ()
 
     def as_update(self) -> Update:
-        """Return what is merged of it."""
+        """Return the part of the reply that is merged."""
         return Update(self.state, self.grams, self.examples, self.clients, self.name, self.metrics)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """An evaluation: ``correct`` and ``num-examples``, in all and by domain, and the loss."""
+    """An evaluation: ``correct`` and ``num-examples``, in total and by domain, loss and metrics."""
 
     node: int
     name: str
@@ -83,11 +85,12 @@ class Scores:
     loss_sum: float
     counts: Mapping[str, float]
     failures: tuple[Failure, ...] = ()
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class NodeIdentity:
-    """What a node says of its place in the tree; ``name`` is what the operator enrolled it as."""
+    """A node's claimed place in the tree; ``name`` is its name in the operator's certificate."""
 
     node_id: int
     tier: Tier
@@ -102,16 +105,16 @@ def checked(
     tier: Tier,
     failed: Callable[[Failure], None],
 ) -> Iterator[V]:
-    """Yield the value of each reply; ``failed`` is called for whoever's cannot be read.
+    """Yield the value of each reply; call ``failed`` for each reply that cannot be read.
 
-    Nothing but ``parse`` runs within the ``try``: what is done with a value is not undone by a
-    later complaint about it.
+    Only ``parse`` runs within the ``try``: once a value has been used, no later error turns its
+    reply into a failure.
     """
     for reply in replies:
         try:
             value = parse(reply)
-        except Exception as error:  # of any class: it is this node's failure and nobody else's
-            failed(Failure(name_of(reply, tier), reason_of(error)))
+        except Exception as error:  # an error of any class is the failure of this node alone
+            failed(Failure(node=name_of(reply, tier), reason=reason_of(error)))
             del reply, error
             continue
         del reply  # one reply in memory at a time
@@ -127,7 +130,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def name_of(reply: Message, tier: Tier) -> str:
-    """Return the words for who sent a reply."""
+    """Return the name of a reply's sender, for messages."""
     return f"{tier} {reply.metadata.src_node_id}"
 
 
@@ -137,7 +140,10 @@ def open_reply(message: Message, most_bytes: int) -> RecordDict:
         raise BadReply(message.error.reason or f"Flower error {message.error.code}")
     content = message.content
     if "failure" in content:
-        reason = (find_record(content, "failure", ConfigRecord) or ConfigRecord()).get("reason")
+        said = find_record(content, "failure", ConfigRecord) or ConfigRecord()
+        reason, trace = said.get("reason"), said.get("traceback")
+        if isinstance(trace, str):
+            tracebacks.keep(f"node {message.metadata.src_node_id}", trace)
         raise BadReply(reason if isinstance(reason, str) and reason else "it failed, and not why")
     size = content_bytes(content) + sum(_plain_bytes(record) for record in content.values())
     if size > most_bytes:
@@ -151,9 +157,9 @@ def open_reply(message: Message, most_bytes: int) -> RecordDict:
 def read_update(
     message: Message, expected: Expected, weigh: Callable[[Metrics], float] | None = None
 ) -> NodeUpdate:
-    """Read a reply with tensors, Grams or both.
+    """Read a reply that has tensors, Grams or both.
 
-    ``weigh`` returns how much the tensors count in a mean; by examples unless given.
+    ``weigh`` returns the weight of the tensors in a mean; by default the number of examples.
     """
     content = open_reply(message, expected.most_bytes)
     metrics = read_metrics(content)
@@ -162,13 +168,13 @@ def read_update(
     expected.check(metrics)
     several = expected.secure or (expected.tier == "station" and expected.record == "model")
     clients = count(metrics, "num-clients", min(examples, MOST_NODES)) if several else 1
-    below = _amount(metrics, "bytes-up")
+    below = int(metrics.get("bytes-up", 0))
     state = read_state(content, expected) if expected.arrays else {}
     grams = read_grams(content, expected) if expected.layers else {}
     gram_bytes = content["grams"].count_bytes() if grams else 0
     size = content_bytes(content)
     if expected.secure:
-        size, gram_bytes = below, min(_amount(metrics, "gram-bytes-up"), below)
+        size, gram_bytes = below, min(int(metrics.get("gram-bytes-up", 0)), below)
     weight = float(examples if weigh is None else weigh(metrics))
     if not (math.isfinite(weight) and 0.0 <= weight <= LARGEST):
         raise BadReply(f"metrics: they would give its model a weight of {weight:g}")
@@ -190,7 +196,7 @@ def read_update(
 
 
 def read_scores(message: Message, expected: Expected) -> Scores:
-    """Read an evaluation; a client reports its mean loss, a station the sum of its clients'."""
+    """Read an evaluation; a client reports its mean loss, a station the sum of all losses."""
     tier = expected.tier
     content = open_reply(message, expected.most_bytes)
     metrics = read_metrics(content, MOST_SCORES)
@@ -201,6 +207,11 @@ def read_scores(message: Message, expected: Expected) -> Scores:
     loss_sum = metrics[loss] * examples if tier == "client" else metrics[loss]
     if not abs(loss_sum) <= LARGEST_LOSS * examples:
         raise BadReply(f"metrics: {loss} = {metrics[loss]:g} is not plausible")
+    sums = read_state(content, expected) if expected.arrays else {}
+    for name, value in sums.items():
+        # Each is a sum over the examples of a number between 0 and 1.
+        if value.numel() and not (value.min() >= 0 and value.max() <= examples * (1 + 1e-9)):
+            raise BadReply(f"sums: {name} cannot come from {examples} examples")
     return Scores(
         node=message.metadata.src_node_id,
         name=name_of(message, tier),
@@ -208,11 +219,12 @@ def read_scores(message: Message, expected: Expected) -> Scores:
         loss_sum=loss_sum,
         counts=counts,
         failures=_failures(content) if tier == "station" else (),
+        sums=sums,
     )
 
 
 def read_identity(message: Message) -> NodeIdentity:
-    """Read what a node says of its place."""
+    """Read a node's claim of its place."""
     content = open_reply(message, ALLOWANCE)
     said = find_record(content, "node", ConfigRecord)
     if said is None:
@@ -221,14 +233,14 @@ def read_identity(message: Message) -> NodeIdentity:
     if tier not in ("client", "station"):
         raise BadReply(f"it says that it is a {printable(tier, 40)!r}, not a client or a station")
     if type(index) is not int or not -1 <= index < MOST_NODES:
-        raise BadReply(f"its place {printable(index, 40)} is no number of a node")
+        raise BadReply(f"its place {printable(index, 40)} is not valid")
     if type(siblings) is not int or not 0 <= siblings <= MOST_NODES:
-        raise BadReply(f"it says that there are {printable(siblings, 40)} nodes")
+        raise BadReply(f"its number of nodes {printable(siblings, 40)} is not plausible")
     return NodeIdentity(message.metadata.src_node_id, tier, index, siblings)  # type: ignore[arg-type]
 
 
 def _plain_bytes(record: Mapping[str, Any]) -> int:
-    """Return about how many bytes the names and values of a record of plain values have."""
+    """Return about how many bytes the names and values of a record of plain values take."""
     if isinstance(record, ArrayRecord):
         return 0
     values = [
@@ -236,13 +248,6 @@ def _plain_bytes(record: Mapping[str, Any]) -> int:
     ]
     texts = sum(len(v) for v in values if isinstance(v, str | bytes))
     return texts + 8 * len(values) + sum(map(len, record))
-
-
-def _amount(metrics: Mapping[str, float], name: str) -> int:
-    value = metrics.get(name, 0)
-    if value < 0:
-        raise BadReply(f"metrics: {name} = {value:g} is negative")
-    return int(value)
 
 
 def _failures(content: RecordDict, key: str = "failures") -> tuple[Failure, ...]:
