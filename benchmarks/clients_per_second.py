@@ -1,8 +1,8 @@
 """Simulated clients per second through three tiers, against flat Flower FedAvg on the same engine.
 
-Nobody trains: what is left is messages, records, models, checks and sums. Both sides run in this
-process over the same Grid; the flat side is Flower's own FedAvg strategy with a client as in
-Flower's quickstart. All clients get, build, load and return a LeNet-5.
+No client trains, so the time goes into messages, records, models, checks and sums. Both sides run
+in this process over the same Grid; the flat side is Flower's own FedAvg strategy with a client like
+that of Flower's quickstart. All clients receive, build, load and return a LeNet-5.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ def settings(stations: int, each: int, rule: str = "avg") -> dict[str, Any]:
 
 
 def warm(prepare: Callable[..., Callable[[], object]], *given: Any) -> Callable[[], object]:
-    """Return a job that has been done once."""
+    """Return a job that has already run once."""
     job = prepare(*given)
     job()
     return job
 
 
 def at_once(size: tuple[int, int]) -> Callable[[], object]:
-    """Return a round of this many clients, in a process that has done a small one."""
+    """Return a round of this many clients, in a process that has already run a small round."""
     three_tiers(settings(2, 2))()
     return three_tiers(settings(*size))
 
 
 def in_turn(size: tuple[int, int], times: int) -> Callable[[], object]:
-    """Return the same round, done so often that it serves as many clients as a large one."""
+    """Return a small round, repeated until it has served as many clients as a large one."""
     job = at_once(size)
     return lambda: [job() for _ in range(times)]
 

@@ -1,8 +1,9 @@
 """How much of a deployed round is not training: three tiers of processes against one process.
 
-The work of a round is what it takes in one process (`hfedatm run`), clients one after another; here
-all processes share one machine, so that it is not done sooner. The first deployed round also starts
-the station runs and what the nodes fork from; the figure is the median of the later ones.
+The work of a round is its time in one process (`hfedatm run`), with clients one after another. Here
+all processes share one machine, so a deployed round cannot do this work sooner. The first deployed
+round also starts the station runs and the processes that nodes fork; the figure is the median of
+the later rounds.
 
 ``--against CHECKOUT`` then measures an older checkout of this repository with the same Python.
 """
@@ -25,16 +26,16 @@ from hfedatm.base.results import read_rounds
 
 HFEDATM = str(Path(sys.executable).with_name("hfedatm"))
 PROJECT = Path(__file__).resolve().parents[1]
-# What it was with a new Python for every message and a request for every array (commit 77377a2).
+# The ratio with a new Python for every message and a request for every array (commit 77377a2).
 FIRST_FIGURE = 15.5
 
 
 def seconds(folder: Path) -> list[float]:
-    return [record["seconds"] for record in read_rounds(folder)]
+    return [record.seconds for record in read_rounds(folder)]
 
 
 def measure(code: Path, chosen: argparse.Namespace, first_port: int) -> dict[str, float]:
-    """Return the seconds of rounds, in one process and deployed, with the code of one checkout."""
+    """Return the seconds of rounds in one process and deployed, with the code of one checkout."""
     stations, clients, epochs, rounds = (1, 1, 1, 2) if chosen.smoke else (2, 2, 5, chosen.rounds)
     threads = {"OMP_NUM_THREADS": str(chosen.threads)}
     environment = os.environ | {"PYTHONPATH": str(code)} | threads
@@ -82,7 +83,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--against", type=Path, metavar="CHECKOUT")
     own, rest = parser.parse_known_args(given)
     chosen = argparse.Namespace(**vars(options(__doc__, rest)), **vars(own))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # not without `hfedatm down`
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # `hfedatm down` must still run
     name = "time of a deployed round beside training, LeNet-5"
     figures = [figure(name, measure(PROJECT, chosen, chosen.first_port), FIRST_FIGURE / 2)]
     if chosen.against:

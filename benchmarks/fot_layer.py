@@ -1,9 +1,9 @@
 """Aligning one layer of 512 filters of 3x3x512: cost, Sinkhorn, assignment.
 
-Against the one matrix product that any cost of all pairs needs, and against POT's Sinkhorn with the
-same cost, the same number of iterations and the same assignment. The station's filters are the
-reference's in another order, plus noise; and, as the other end, filters that have nothing in
-common.
+FOT is compared with the one matrix product that any cost of all pairs needs, and with POT's
+Sinkhorn with the same cost, number of iterations and assignment. In the first case the station's
+filters are the reference's in another order, plus noise; in the second, the two sets of filters
+have nothing in common.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hfedatm_core.fot.assignment import assign
 from hfedatm_core.fot.filters import Filters
+from hfedatm_core.fot.options import AlignmentOptions
 
 REG, ITERATIONS = 0.05, 25
 
@@ -26,7 +27,7 @@ REG, ITERATIONS = 0.05, 25
 def ours(reference: Tensor, station: Tensor) -> Tensor:
     size = len(reference)
     cost = Filters(reference, 0, size, 1).cost(Filters(station, 0, size, 1))
-    return assign(cost, "sinkhorn", REG, ITERATIONS)
+    return assign(cost, AlignmentOptions("sinkhorn", reg=REG, iterations=ITERATIONS))
 
 
 def product(reference: Tensor, station: Tensor) -> Tensor:

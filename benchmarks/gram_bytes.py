@@ -1,4 +1,4 @@
-"""What Grams add to a client's uplink in a global round of N = 5 station rounds.
+"""The bytes that Grams add to a client's uplink in a global round of N = 5 station rounds.
 
 A client sends its weights five times and its Grams once. The ablation runs the embedded digits with
 Grams sent as float32 and as float16 from the same seeds, and compares the accuracy on the unseen
@@ -81,7 +81,9 @@ def accuracy(dtype: str, seed: int, given: dict[str, Any]) -> float:
         run_locally(
             given | {"gram-dtype": dtype, "seed": seed, "output": folder, "run-name": "run"}
         )
-        return float(read_rounds(Path(folder) / "run")[-1]["unseen"]["accuracy"])
+        found = read_rounds(Path(folder) / "run")[-1].unseen_accuracy
+        assert found is not None, "the last round is always evaluated"
+        return found
 
 
 def ablation(smoke: bool) -> list[Figure]:

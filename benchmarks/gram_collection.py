@@ -1,6 +1,6 @@
-"""Collecting Grams over a plain forward pass on the same data.
+"""The time of collecting Grams, relative to a plain forward pass on the same data.
 
-LeNet-5 as it is; RoBERTa-base with two of its twelve equal blocks, random weights.
+LeNet-5 is measured whole; RoBERTa-base with two of its twelve equal blocks and random weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all benchmarks share: paired timing, peak memory of a process of its own, one JSON each."""
+"""Helpers of all benchmarks: paired timing, peak memory of a new process, one JSON file each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACKAGES = ("torch", "numpy", "scipy", "flwr", "POT", "transformers")
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured number and what it has to reach."""
+    """One measured number and its target."""
 
     name: str
     value: float
@@ -37,7 +37,7 @@ class Figure:
 
     @property
     def reached(self) -> bool | None:
-        """Whether the limit is kept; None where there is none."""
+        """Whether the limit is kept; None if there is no limit."""
         if self.limit is None:
             return None
         return self.value >= self.limit if self.at_least else self.value <= self.limit
@@ -74,10 +74,10 @@ def set_threads(count: int) -> None:
 def paired(
     ours: Callable[[], object], theirs: Callable[[], object], repeats: int
 ) -> dict[str, float]:
-    """Time two jobs in turn, ours and theirs and ours again, and compare each pair.
+    """Time two jobs in turn (ours, theirs, ours, theirs and so on), and compare each pair.
 
     The time is CPU time of the whole process, which other processes on the machine disturb
-    little; with one thread it is the time a quiet machine takes.
+    little; with one thread it equals the time on an idle machine.
 
     Returns
     -------
@@ -85,7 +85,7 @@ def paired(
         ``ratio`` is the median over the pairs, ``low`` and ``high`` their quartiles; ``ours`` and
         ``theirs`` are medians in seconds.
     """
-    ours(), theirs()  # what is paid once (imports, caches, page faults) is not compared
+    ours(), theirs()  # one-time costs (imports, caches, page faults) are not compared
     with _frozen():
         return _compared([(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(repeats)])
 
@@ -93,9 +93,10 @@ def paired(
 def side_by_side(ours: Prepared, theirs: Prepared, pairs: int, times: int = 1) -> dict[str, float]:
     """Time two jobs at once, each in a new process on a core of its own; returns as `paired`.
 
-    For jobs so long that the machine changes its pace while they take turns: here it slows both.
-    The cores are exchanged from pair to pair. A side is a function and what to call it with, which
-    returns the job, warmed up; the job is done ``times`` times.
+    Use it for jobs so long that the machine's speed changes while they take turns; at the same
+    time, a slower machine slows both. The two jobs exchange cores from pair to pair. A side is a
+    function and its arguments; the function returns the job, warmed up. The job runs ``times``
+    times.
     """
     context = multiprocessing.get_context("spawn")
     cores = sorted(os.sched_getaffinity(0))
@@ -135,10 +136,10 @@ def _time(queue: Any, ready: Any, core: int, side: Prepared, times: int) -> None
 
 @contextmanager
 def _frozen() -> Iterator[None]:
-    """Keep the garbage collector from what is there already.
+    """Keep the garbage collector from scanning the objects that already exist.
 
-    Looking through all imported modules takes longer than many a job. At the end everything is
-    given back: triton reports a leak for each of its objects that is frozen when Python ends.
+    A scan of all imported modules takes longer than many a job. At the end all objects are
+    unfrozen, because triton reports a leak for each of its objects that is frozen when Python ends.
     """
     gc.collect()
     gc.freeze()
@@ -171,12 +172,12 @@ def cpu_seconds(job: Callable[[], object]) -> float:
 def peak_bytes(prepare: Callable[..., Callable[[], object]], *given: Any) -> int:
     """Return how far the resident memory of ``prepare(*given)()`` rises above where it started.
 
-    ``prepare`` runs in a new process; what it holds when it returns the job is the start.
+    ``prepare`` runs in a new process; the memory in use when it returns the job is the start.
     """
     context = multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
     process = context.Process(target=_watch, args=(queue, prepare, given))
-    # Freed tensors go back to the system at once: what the allocator keeps would be counted, too.
+    # Freed tensors go back to the system at once; memory kept by the allocator would count, too.
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
     process.start()
     del os.environ["MALLOC_MMAP_THRESHOLD_"]

@@ -1,7 +1,7 @@
-"""Peak memory of a station with 100 clients over one with 10, and of a server likewise.
+"""Peak memory of a station with 100 clients relative to one with 10, and of a server likewise.
 
-ResNet-18 with Grams, nobody trains; the process holds all tiers, so that whatever one of them
-keeps of its children's replies would show. A reply is 45 MB: keeping them would take 4 GB more.
+Clients return a ResNet-18 with Grams and do not train. The process holds all tiers, so a tier
+that kept its children's replies would show. A reply is 45 MB: keeping all would take 4 GB more.
 """
 
 from __future__ import annotations

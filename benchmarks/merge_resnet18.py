@@ -1,9 +1,9 @@
 """The server's merge (align + RegMean) of 10 ResNet-18 stations, against reading them once.
 
-Stations in federated training start from one model and stay near it, so that for most filters the
-identity is provably the best match. Stations that have nothing in common, as if each had been
-initialised by itself, are the other end: every layer then needs its cost matrix, twice behind
-residual additions, and an assignment. Both are measured.
+Two cases are measured. Stations in federated training start from one model and stay near it, so for
+most filters the identity is provably the best match. Stations that have nothing in common, as if
+each had been initialised by itself, are the opposite case: every layer needs its cost matrix, twice
+behind residual additions, and an assignment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMPARED = "weighted_mean of the same ten, which reads the weights once"
 
 
 def stations(related: bool, count: int) -> list[Update]:
-    """Make trained-looking stations: each 10 % away from one model, or each on its own."""
+    """Make stations that look trained: each 10 % away from one model, or each unrelated."""
     torch.manual_seed(0)
     start = resnet18.build(SPEC).state_dict()
     updates = []

@@ -6,13 +6,13 @@ r"""Accuracy on the unseen domain against the privacy budget of the whole run.
         data-dir=~/data rounds=6 local-epochs=1 lr=0.05 evaluate-every=6
     python benchmarks/privacy_accuracy.py --draw                           # draw again
 
-Example-level noise on the Grams, once added in full by every client (local) and once shared out
-among the clients of a secure sum. Grams are released in the last round only (``every`` of the
-rule): training goes on from the mean, which needs none, so the whole budget is left for the one
-merge that is kept. Two runs without noise show the frame: RegMean at epsilon = infinity, and plain
-averaging, which needs no Grams and so spends nothing. All on the same seeds.
-``docs/assets/privacy-<name>.json`` holds the numbers and grows as runs end; runs that are in it are
-not repeated. ``docs/assets/privacy-<name>.png`` is the picture.
+The noise on the Grams is at example level. It is either added in full by every client (local) or
+shared out among the clients of a secure sum. Grams are released in the last round only (``every``
+of the rule): training goes on from the mean, which needs no Grams, so the whole budget is left for
+the one merge that is kept. Two runs without noise bound the results: RegMean at epsilon = infinity,
+and plain averaging, which needs no Grams and so spends nothing. All runs use the same seeds.
+``docs/assets/privacy-<name>.json`` holds the numbers and grows as runs end; runs that it already
+holds are not repeated. ``docs/assets/privacy-<name>.png`` is the picture.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def plan(seeds: int, epsilons: tuple[float, ...]) -> list[dict[str, Any]]:
 
 
 def measure(path: Path, seeds: int, epsilons: tuple[float, ...], assignments: list[str]) -> None:
+    from hfedatm.base.resolving import resolve
     from hfedatm.base.results import read_rounds
-    from hfedatm.base.settings import resolve
     from hfedatm.cli.run import read_settings
     from hfedatm.runtime.local import run_locally
 
-    # Both kinds of noise weigh clients by examples, as a shared noise requires.
+    # Both kinds of noise weigh clients by examples, because shared noise requires it.
     given = {"gram-weights": "examples", "diagnostics": False} | read_settings(None, assignments)
     rounds = resolve(given).rounds
     shown = {key: value for key, value in given.items() if key != "data-dir"}
@@ -79,10 +79,10 @@ def measure(path: Path, seeds: int, epsilons: tuple[float, ...], assignments: li
         record["runs"].append(
             {key: run[key] for key in ("variant", "epsilon", "seed")}
             | {
-                "unseen": last["unseen"]["accuracy"],
-                "source": last["source"]["accuracy"],
-                "spent": last.get("privacy", {}).get("epsilon", 0.0),
-                "failures": len(last["failures"]),
+                "unseen": last.unseen_accuracy,
+                "source": last.source_accuracy,
+                "spent": last.privacy.epsilon if last.privacy else 0.0,
+                "failures": len(last.failures),
             }
         )
         path.write_text(json.dumps(record, indent=1) + "\n")

@@ -3,7 +3,8 @@
 The reference keeps every station's weights and one dense Gram per layer in memory (one each for
 query, key and value, which see the same input) and multiplies with ``torch.inverse`` of their sum.
 Weights and Grams are random and arrive one station after the other. The twelve blocks of the
-network are equal and both sides grow linearly with them; some of them are enough for the ratio.
+network are equal and the time of both sides grows linearly with them, so a few blocks suffice for
+the ratio.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Station = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 def layers(hidden: int, blocks: int) -> dict[str, tuple[int, int, str]]:
-    """Return per Linear layer its outputs, its inputs, and a name for what it sees."""
+    """Return for each Linear layer its outputs, its inputs, and a name for its input tensor."""
     shapes: dict[str, tuple[int, int, str]] = {}
     for block in range(blocks):
         for part in ("query", "key", "value"):
@@ -38,7 +39,7 @@ def layers(hidden: int, blocks: int) -> dict[str, tuple[int, int, str]]:
 def station(
     hidden: int, blocks: int, number: int, form: Callable[[Tensor], Any] = lambda gram: gram
 ) -> Station:
-    """Make the weights and the Gram of every distinct input of one station, in the form wanted."""
+    """Make the weights of one station and the Gram of every distinct input, in the given form."""
     generator = torch.Generator().manual_seed(number)
     weights, grams = {}, {}
     for name, (outputs, inputs, source) in layers(hidden, blocks).items():
@@ -70,7 +71,7 @@ def reference(stations: Iterator[Station], hidden: int, blocks: int) -> dict[str
 
 
 def ours(stations: Iterator[Update]) -> dict[str, Tensor]:
-    """Merge what arrives, one station in memory at a time."""
+    """Merge stations as they arrive, with one station in memory at a time."""
     merged = merge(stations, fot=False)
     if any(layer.how != "regmean" for layer in merged.report.layers.values()):
         raise RuntimeError(f"not all layers were merged: {merged.report.layers}")
@@ -85,7 +86,7 @@ def update(hidden: int, blocks: int, number: int) -> Update:
 
 
 def arriving(hidden: int, blocks: int, side: str) -> Callable[[], object]:
-    """Return one side's job with stations that are made as they arrive, for the memory."""
+    """Return one side's job with stations that are made as they arrive, to measure memory."""
     if side == "reference":
         made = partial(station, hidden, blocks)
         return lambda: reference(map(made, range(STATIONS)), hidden, blocks)
@@ -93,7 +94,7 @@ def arriving(hidden: int, blocks: int, side: str) -> Callable[[], object]:
 
 
 def in_time(hidden: int, blocks: int, repeats: int) -> tuple[dict[str, float], float]:
-    """Compare the time of both sides on stations that are there, and what they return."""
+    """Compare the time of both sides on stations already in memory, and compare their results."""
     made = [station(hidden, blocks, number) for number in range(STATIONS)]
     updates = [update(hidden, blocks, number) for number in range(STATIONS)]
     expected, found = reference(iter(made), hidden, blocks), ours(iter(updates))

@@ -1,8 +1,8 @@
-"""A global round of HFedATM over one of plain averaging: what the method costs in all.
+"""A global round of HFedATM relative to one of plain averaging: the total cost of the method.
 
 The paper's E = 10 epochs and N = 5 station rounds on small client data sets, which is the worst
-case: Grams and the merge cost the same whether the clients train long or not. The whole round is
-timed, from the server's messages to the merged model, all tiers in this process.
+case: Grams and the merge cost the same whether the clients train long or not. The time is that of
+the whole round, from the server's messages to the merged model, with all tiers in this process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def resnet18(stations: int, each: int, examples: int, epochs: int) -> dict[str, 
 
 
 def round_of(given: dict[str, Any]) -> Callable[[], object]:
-    """Return the round as a job; what is paid once in a process is paid before."""
+    """Return the round as a job; one-time costs of the process are paid before."""
     three_tiers(lenet5(2, 1, 4, 1) | {"server-rule": given["server-rule"]})()
     return three_tiers(given)
 

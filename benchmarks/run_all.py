@@ -1,7 +1,7 @@
 """Run all benchmarks, each in a process of its own, and write the table of ``docs/performance.md``.
 
 python benchmarks/run_all.py                  # everything, under 15 minutes on 2 quiet cores
-python benchmarks/run_all.py fot_layer        # one of them; the table takes the others' last
+python benchmarks/run_all.py fot_layer        # one of them; other figures come from the last run
 python benchmarks/run_all.py --table          # only the table, from the JSON files
 """
 
@@ -35,9 +35,9 @@ SCRIPTS = (
     "deployment_overhead",
     "trust_cost",
 )
-# They measure bytes, which nobody beside them changes.
+# They measure bytes, which other processes do not change.
 SIDE_BY_SIDE = ("memory_growth", "vgg11_merge", "gram_bytes")
-# Read by the libraries when they are loaded; the scripts then set the same number by their own.
+# The libraries read these when they are loaded; each script then sets the same number itself.
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
 
 

@@ -1,8 +1,8 @@
 """Merging 4 VGG-11 stations of 133 million parameters, whose widest layer has 25,088 inputs.
 
-A Gram matrix of that layer would take 2.5 GB by itself, per station. What is measured is how far
-the memory of the merging process rises beyond the weights of two stations (the reference and the
-one at hand). Stations arrive one by one.
+A Gram matrix of that layer alone would take 2.5 GB per station. The figure is the memory of the
+merging process beyond the weights of two stations (the reference and the current one). Stations
+arrive one by one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STATIONS = 4
 
 
 def network(small: bool) -> tuple[nn.Module, DataSpec]:
-    """Return VGG-11, or for a smoke test something of its form: one wide layer behind filters."""
+    """Return VGG-11 or, for a smoke test, a small network with one wide layer behind filters."""
     if not small:
         spec = DataSpec("image", 1000, (3, 224, 224))
         return vgg11.build(spec), spec

@@ -1,4 +1,4 @@
-"""Data, training and federations that several benchmarks use; all made up, all seeded."""
+"""Data, training and federations that several benchmarks use; all are synthetic and seeded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from hfedatm.base.building import build_method, build_model, build_rule, example_grams, load_data
 from hfedatm.base.records import state_to_record
-from hfedatm.base.settings import resolve
+from hfedatm.base.resolving import resolve
 from hfedatm.flower_internals import identify_process
 from hfedatm.runtime.in_process import InProcessGrid
 from hfedatm.runtime.local import local_stations
@@ -52,14 +52,14 @@ def no_training(model: Any, batches: Any, received: Any, settings: Any) -> dict[
 
 
 def be_a_process_of_a_run() -> None:
-    """Say who this process is, as Flower's runtimes do before a process may make a message."""
+    """Identify this process to Flower, as its runtimes do before a process may make a message."""
     identify_process()
 
 
 def three_tiers(given: dict[str, Any]) -> Callable[[], object]:
     """Return a job that runs all global rounds of these settings in this process.
 
-    It is what ``hfedatm run`` does between its checks and its files.
+    This is the part of ``hfedatm run`` between its checks and its output files.
     """
     be_a_process_of_a_run()
     settings = resolve({"target-domain": "target", "device": "cpu", "diagnostics": False, **given})
@@ -75,7 +75,7 @@ def three_tiers(given: dict[str, Any]) -> Callable[[], object]:
         strategy = HFedATMStrategy(settings, rule, method, graph, layers, {})
         strategy.start(stations, start, num_rounds=settings.rounds)
         record = strategy.record
-        if record["failures"] or record["clients"]["answered"] != settings.num_clients:
+        if record.failures or record.clients.answered != settings.num_clients:
             raise RuntimeError(f"this round is not worth timing: {record}")
         return strategy
 
@@ -87,7 +87,7 @@ flat_app = ClientApp()
 
 @flat_app.train()
 def _flat_train(message: Message, context: Context) -> Message:
-    """Do what Flower's quickstart does around its training, without training."""
+    """Do the steps of Flower's quickstart client, except the training."""
     model = lenet5.build(DIGITS)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     content = RecordDict(

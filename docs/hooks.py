@@ -1,7 +1,7 @@
-"""What the documentation takes from the code when it is built, so that the two cannot disagree.
+"""Parts of the documentation that its build takes from the code, so that the two cannot disagree.
 
-A page that holds ``<!-- table: settings -->`` gets what `TABLES` makes under that name. Formulas
-become MathML, which every browser shows without a script from elsewhere.
+A page with ``<!-- table: settings -->`` gets the table that `TABLES` makes under that name.
+Formulas become MathML, which every browser shows without a script from elsewhere.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def on_page_content(content: str, **_: Any) -> str:
 
 def settings_table() -> str:
     """Return every setting."""
-    from hfedatm.base.settings import describe
+    from hfedatm.cli.settings import explained
 
     return _table(
         ("key", "default", "allowed", "meaning"),
         (
             (f"`{row['key']}`", f"`{row['default']!r}`", f"`{row['allowed']}`", row["meaning"])
-            for row in describe()
+            for row in explained([])
         ),
     )
 
@@ -64,8 +64,8 @@ def policy_table() -> str:
 
 
 def presets_table() -> str:
-    """Return what every preset sets, apart from what all of the paper's share."""
-    from hfedatm.base.settings import load_presets
+    """Return the settings of every preset, except those that all of the paper's presets share."""
+    from hfedatm.base.presets import load_presets
 
     rows = load_presets()
     common = rows["paper"]

@@ -1,4 +1,4 @@
-"""Fixtures all tests share: the real data, when it is there, and a cache of their own."""
+"""Fixtures that all tests share: the real data, if present, and a cache for tests only."""
 
 import os
 import tarfile
@@ -12,7 +12,7 @@ import tomli_w
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(pytestconfig):
-    """Keep what tests cache out of the user's cache; keep it from one test run to the next."""
+    """Give tests a cache apart from the user's, which stays from one test run to the next."""
     before = os.environ.get("HFEDATM_CACHE")
     os.environ["HFEDATM_CACHE"] = str(_kept(pytestconfig, "hfedatm-cache"))
     yield
@@ -24,7 +24,7 @@ def _own_cache(pytestconfig):
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_config(tmp_path_factory):
-    """Be a user of our own, who is the author of what tests make."""
+    """Give tests a user configuration of their own, whose user is the author of their runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield
@@ -32,13 +32,13 @@ def _own_config(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _own_state(tmp_path_factory, monkeypatch):
-    """Keep what nodes remember out of the user's cache, and from one test to the next."""
+    """Give each test an empty folder for the nodes' memory, apart from the user's."""
     monkeypatch.setenv("HFEDATM_STATE", str(tmp_path_factory.mktemp("state")))
 
 
 @pytest.fixture
 def policy(tmp_path, monkeypatch):
-    """Make this process a deployed one, with a policy; called again, the owner has changed it."""
+    """Return a function that makes this process a deployed node with a policy, or changes it."""
 
     def write(**sections) -> Path:
         path = tmp_path / "policy.toml"
@@ -103,6 +103,6 @@ def _kept(config: pytest.Config, name: str) -> Path:
     return cache.mkdir(name)
 
 
-# How long an example takes says more about what else the machine does than about the code.
+# The time of an example depends more on the load of the machine than on the code.
 hypothesis.settings.register_profile("hfedatm", deadline=None)
 hypothesis.settings.load_profile("hfedatm")

@@ -1,4 +1,4 @@
-"""A federation small enough to run in a second, and ways to look into it or to spoil it."""
+"""A federation small enough to run in a second, and ways to inspect it or to spoil its replies."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from torch import Tensor, nn
 import hfedatm.runtime.local as local
 from client_app.app import app as client_app
 from hfedatm.base.records import Task, state_to_record
+from hfedatm.base.resolving import resolve
 from hfedatm.base.results import read_rounds
-from hfedatm.base.settings import Settings, resolve
+from hfedatm.base.round_record import RoundRecord
+from hfedatm.base.settings import Settings
 from hfedatm_core.data import DataSpec, Domain, DomainData
 
-# Flower's runtimes tell a process who it is before it may make a message.
+# Flower's runtimes give a process an identity before it may make a message.
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 
 SPEC = DataSpec("image", 3, (1, 8, 8))
@@ -37,7 +39,7 @@ SMALL: dict[str, Any] = {
     "local-epochs": 1,
     "batch-size": 32,
     "device": "cpu",
-    "gram-dtype": "float32",  # what must be equal is not rounded to 16 bits
+    "gram-dtype": "float32",  # tests compare exactly, so nothing is rounded to 16 bits
 }
 
 
@@ -84,15 +86,33 @@ def last_model(folder: Path) -> dict[str, Tensor]:
 
 
 def assert_same_model(one: Path, other: Path) -> None:
-    """Demand two runs' last models to be equal to the last bit."""
+    """Assert that the last models of two runs are equal to the last bit."""
     left, right = last_model(one), last_model(other)
     assert left.keys() == right.keys()
     different = [name for name in left if not torch.equal(left[name], right[name])]
     assert not different, f"these tensors differ: {different}"
 
 
+def a_record(**parts: Any) -> RoundRecord:
+    """Return the record of an otherwise empty round with the given ``parts``."""
+    nothing = {
+        "round": 1,
+        "failures": [],
+        "bytes_up": {"clients": 0, "stations": 0},
+        "stations": {"asked": 1, "answered": 0},
+        "clients": {"answered": 0},
+        "per_station": [],
+    }
+    return RoundRecord.model_validate(nothing | parts)
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the finished rounds as plain data, with the keys of ``rounds.jsonl``."""
+    return [record.to_dict() for record in read_rounds(folder)]
+
+
 def failures_of(folder: Path) -> list[dict[str, str]]:
-    return [failure for record in read_rounds(folder) for failure in record["failures"]]
+    return [failure for line in lines_of(folder) for failure in line["failures"]]
 
 
 def tiny_batches(count: int = 2, size: int = 8, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
@@ -133,7 +153,7 @@ Spoil = Callable[[Message, Message], Message]
 
 
 class Saboteur:
-    """A ClientApp that answers for some clients as ``spoil(message, honest reply)`` says."""
+    """A ClientApp whose chosen clients answer with ``spoil(message, honest reply)``."""
 
     def __init__(self, spoil: Spoil, clients: set[int], message_type: str = "train") -> None:
         self.spoil, self.clients, self.message_type = spoil, clients, message_type
@@ -150,7 +170,7 @@ class Saboteur:
 
 @contextmanager
 def log_lines() -> Iterator[list[str]]:
-    """Collect what a run says."""
+    """Collect the lines that a run prints."""
     lines: list[str] = []
 
     def listen(record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""Who imports whom, read from the text of modules: late imports count, too."""
+"""Which module imports which, read from the modules' text: late imports count, too."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ def sources(root: Path, *packages: str) -> dict[str, str]:
 
 
 def imports(texts: Mapping[str, str], for_types: bool = True) -> Graph:
-    """Return the modules of ``texts`` that each of them imports: late and for types only, too."""
+    """Return the modules of ``texts`` that each one imports, also late or for types only."""
     graph: Graph = {}
     for name, text in texts.items():
         wanted: set[str] = set()

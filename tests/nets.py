@@ -30,7 +30,7 @@ class LeNet5(nn.Module):
 
 
 class KernelNet(nn.Module):
-    """Convolutions whose kernel size is free while all other shapes stay."""
+    """Convolutions of any kernel size; all other shapes stay the same."""
 
     def __init__(self, kernel: int = 3) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ LARGE: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 
 
 def build(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
-    """A network in float64 and evaluation mode with nothing at its initial value; an input."""
+    """Return a network in float64 and evaluation mode with random values, and an input for it."""
     make, example = {**SMALL, **LARGE}[name]
     torch.manual_seed(seed)
     model = make().double().eval()
@@ -218,6 +218,6 @@ def randomise(model: nn.Module) -> None:
 
 
 def output(model: nn.Module, state: dict[str, Tensor], x: Tensor) -> Tensor:
-    """The model's output with other weights."""
+    """Return the model's output with the given weights."""
     with torch.no_grad():
         return torch.func.functional_call(model, state, (x,), tie_weights=False)

@@ -15,7 +15,8 @@ FLOORS = {  # from the ground up; the longest name that fits a module counts
     "shared base": ["hfedatm", "hfedatm.moved", "hfedatm.base", "hfedatm.contracts"],
     "tiers": [*TIERS],
     "what assembles the tiers": [
-        *("hfedatm.runtime", "hfedatm.deploy", "hfedatm.flower_internals"),
+        *("hfedatm.runtime", "hfedatm.deploy", "hfedatm.flower", "hfedatm.flower_internals"),
+        "hfedatm.apps",
     ],
     "what a person touches": [
         *("hfedatm.cli", "hfedatm.report", "hfedatm.reproduce", "hfedatm.comparison"),

@@ -1,4 +1,4 @@
-"""Follow one weight through a run in one process: which files hand it on, in order."""
+"""Follow one weight through a run in one process: list the files that pass it on, in order."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ FOLDERS = tuple(f"{ROOT / package}/" for package in PACKAGES)
 
 
 class WeightWay:
-    """Within ``with``: note every file of ours that makes a new thing with the weight in it.
+    """Within ``with``: note every file of ours that makes a new object with the weight in it.
 
-    Such a thing is a network, a state, a record, a message, an update or a list of them. Whoever
-    returns it or gives it to a function first has made it: what is only passed on does not count.
-    A function that changes the weight of a network counts, too.
+    Such an object is a network, a state, a record, a message, an update or a list of them. The
+    first function that returns it or passes it to another function counts as its maker; later
+    functions that only pass it on do not count. A function that changes the weight of a network
+    counts, too.
     """
 
     def __init__(self, weight: str) -> None:
         self.weight = weight
         self.files: dict[str, str] = {}
-        """Files in the order in which the weight reaches them, with the function that made it."""
-        self._known: dict[int, Any] = {}  # kept alive: an id is not given twice
+        """Files in the order in which the weight reaches them, each with its first function."""
+        self._known: dict[int, Any] = {}  # kept alive, so that no id is reused
         self._versions: dict[int, int] = {}
 
     def __enter__(self) -> WeightWay:
@@ -51,7 +52,7 @@ class WeightWay:
         own = getattr(frame.f_locals.get("self"), "__dict__", {}).values()
         changed = [one for one in (*at_hand, *own) if self._is_changed(one)]
         made = [one for one in (at_hand if event == "call" else [value]) if self._is_new(one)]
-        # What a function is given was made by its caller.
+        # A function's argument was made by its caller.
         who = frame if event == "return" else _caller(frame)
         if (made or changed) and who is not None and _ours(who):
             name = str(Path(_file(who)).relative_to(ROOT))
@@ -64,7 +65,7 @@ class WeightWay:
         return True
 
     def _is_changed(self, value: Any) -> bool:
-        """Tell whether the weight of a network is another than when it was last seen."""
+        """Tell whether the weight of a network has changed since it was last seen."""
         if not isinstance(value, nn.Module) or not self._holds(value):
             return False
         version = dict(value.named_parameters())[self.weight]._version
@@ -91,7 +92,7 @@ def _ours(frame: FrameType) -> bool:
 
 
 def _caller(frame: FrameType) -> FrameType | None:
-    """Return who called a function, which torch may have decorated."""
+    """Return the caller of a function, even if torch decorated the function."""
     above = frame.f_back
     while above is not None and Path(torch.__file__).parent in Path(_file(above)).parents:
         above = above.f_back

@@ -7,6 +7,7 @@ import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -107,14 +108,46 @@ def test_poison_runs_and_shows_what_it_missed(tmp_path, capsys):
     poison = importlib.import_module("poison")
     poison.main(["--quick", "--folder", str(tmp_path), "--attacks", "sign flip", "NaN"])
     record = json.loads((tmp_path / "poison-digits.json").read_text(encoding="utf-8"))
-    assert len(record["runs"]) == 2 * (1 + 2 + 2 * 2)
+    assert len(record["runs"]) == 2 * (1 + 2 + 2 * 2 + 1)  # one of the two also undefended
     by = {(r["tier"], r["defence"], r["attack"]): r for r in record["runs"]}
     for tier in poison.SHAPES:
         absent, refused = by[tier, "default", "absent"], by[tier, "default", "NaN"]
         assert (refused["unseen"], refused["source"]) == (absent["unseen"], absent["source"])
+    last = ("station", "robust", "sign flip", 20)  # most of it was answered from memory
+    given = {k: v for k, v in record["settings"].items() if k != "robust"}
+    fresh, replayed = poison.run_one(last, given), by[last[:3]]
+    assert (fresh["unseen"], fresh["source"]) == (replayed["unseen"], replayed["source"])
     for run in record["runs"]:
         if run["defence"] == "default" and run["attack"] == "sign flip":
             run["unseen"] -= 0.5
     text = poison.table(record)
     assert text.count("miss |") >= 2
     assert "sign flip by one client, default; " in text.split("Misses")[1]
+    record["code"] = "another"
+    (tmp_path / "poison-digits.json").write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises(SystemExit, match="of other code; remove it"):
+        poison.main(["--quick", "--folder", str(tmp_path)])
+
+
+def test_merge_quality_compares_all_rows_and_shows_what_it_missed(tmp_path, capsys):
+    quality = importlib.import_module("merge_quality")
+    folder = tmp_path / "digits4"
+    folder.mkdir()
+    numbers = np.random.default_rng(0)
+    for domain in ("mnist", "mnistm", "usps"):
+        images = numbers.integers(0, 256, (80, 12, 12), dtype=np.uint8)
+        parts = {"x_train": images[:60], "x_test": images[60:]}
+        labels = {"y_train": np.arange(60) % 10, "y_test": np.arange(20) % 10}
+        np.savez(folder / f"digits_{domain}.npz", **parts, **labels)
+    given = ["--data-dir", str(tmp_path), "--cache", str(tmp_path), "--output", str(tmp_path)]
+    given += ["--architectures", "vgg-bn", "--seeds", "0", "--epochs", "1"]
+    quality.main(given)
+    record = json.loads((tmp_path / "merge_quality.json").read_text(encoding="utf-8"))
+    assert [entry["task"] for entry in record["sets"]] == ["digits-data", "digits-domains"]
+    for entry in record["sets"]:
+        assert all(0 <= value <= 100 for value in entry["rows"].values())
+    rows = dict.fromkeys(record["sets"][0]["rows"], 50.0)
+    worse = {"task": "digits-data", "networks": 3, "architecture": "mlp", "seed": 0}
+    text = quality.table({"sets": [{**worse, "rows": {**rows, quality.OURS: 40.0}}]})
+    assert text.count("missed") == 3 and "reached" not in text
+    capsys.readouterr()

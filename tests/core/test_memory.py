@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hfedatm_core import (
+    AlignmentOptions,
     ChannelGraph,
     FactorGram,
     Gram,
@@ -156,7 +157,10 @@ def test_a_wide_conv_layer_behind_a_flatten_permutes_its_factor():
     full = collect_grams(model, [(x, None)])
     other = {k: v.flip(0) if k.startswith("0") else v + 0.01 for k, v in model.state_dict().items()}
     states = [model.state_dict(), other]
-    merged = [merge([Update(s, g) for s in states], graph, solver="exact") for g in (low, full)]
+    merged = [
+        merge([Update(s, g) for s in states], graph, alignment=AlignmentOptions(solver="exact"))
+        for g in (low, full)
+    ]
     assert merged[0].report.stations["station-1"]["0"].moved == 6
     torch.testing.assert_close(
         merged[0].state["3.weight"], merged[1].state["3.weight"], rtol=0, atol=1e-8

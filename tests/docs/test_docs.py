@@ -27,7 +27,8 @@ import hfedatm.runtime.local
 import hfedatm_core.data
 import hfedatm_core.models
 import server_app.rules
-from hfedatm.base.settings import describe, load_presets
+from hfedatm.base.describing import describe
+from hfedatm.base.presets import load_presets
 from hfedatm.cli.main import app, typer_app
 from hfedatm_core.discovery import available
 
@@ -229,4 +230,4 @@ def test_the_architecture_says_where_the_unseen_domain_is_evaluated() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if "evaluates the unseen domain" in line)
     files = re.findall(r"`([\w/]+\.py)`", row)
-    assert any('record["unseen"] =' in (ROOT / file).read_text(encoding="utf-8") for file in files)
+    assert any("return Unseen(" in (ROOT / file).read_text(encoding="utf-8") for file in files)

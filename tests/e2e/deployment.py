@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import tomli_w
+from helpers import lines_of
 
-from hfedatm.base.results import read_rounds
 from hfedatm.deploy import local
 from hfedatm.deploy.processes import Processes
 
@@ -131,7 +131,7 @@ class Run:
         return self.rounds()
 
     def rounds(self) -> list[dict]:
-        return read_rounds(self.folder)
+        return lines_of(self.folder)
 
 
 def wait_until(condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:

@@ -21,7 +21,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from safetensors.torch import load_file
 
 from hfedatm.base.records import Task, state_to_record
-from hfedatm.base.settings import resolve
+from hfedatm.base.resolving import resolve
 from hfedatm.deploy import flower
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]

@@ -236,7 +236,7 @@ def test_a_message_delivered_twice_is_not_trained_twice(
 ):
     """The station's face gets the same message again: same answer, nobody trains."""
     from hfedatm.base.records import Task, layers_to_record, state_to_record
-    from hfedatm.base.settings import resolve
+    from hfedatm.base.resolving import resolve
     from station_app.app import client as face
 
     node = next(p for m, _, p in deployment.layout.nodes if m.name == "station-1")

@@ -13,9 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from helpers import failures_of, last_model
+from helpers import failures_of, last_model, lines_of
 
-from hfedatm.base.results import read_rounds
 from hfedatm.runtime.local import run_locally
 from hfedatm.starter import write_project
 
@@ -153,7 +152,7 @@ def test_simulation_gives_the_model_of_the_in_process_run(
     assert expected.keys() == found.keys()
     for name, value in expected.items():
         assert torch.equal(found[name], value), name
-    accuracies = [[r["unseen"]["accuracy"] for r in read_rounds(f)] for f in (in_process, folder)]
+    accuracies = [[r["unseen"]["accuracy"] for r in lines_of(f)] for f in (in_process, folder)]
     assert accuracies[0] == accuracies[1]
 
 
@@ -183,12 +182,60 @@ def test_private_and_secure_sums_come_out_the_same(flower, tmp_path):
         assert torch.equal(found[name], value), name
 
 
-def test_the_starter_project_runs_at_once(flower, tmp_path):
+def test_the_starter_project_runs_at_once_and_keeps_its_results(flower, tmp_path):
+    """The SuperLink was started in this repository, which is another project."""
     project = tmp_path / "my-hospital"
     write_project(project)
-    given = f'rounds=1 station-rounds=1 local-epochs=1 output="{tmp_path}" run-name="first"'
+    given = 'rounds=1 station-rounds=1 local-epochs=1 run-name="first"'
     shown = flower("run", str(project), "--stream", "-c", given)
-    assert f"Results: {tmp_path / 'first'}" in shown, shown
+    folder = flower.home / "hfedatm/my-hospital.my-hospital/results/first"
+    assert f"results: {folder}" in shown.split("round ")[0], shown  # said before round 1
+    assert f"Results: {folder}" in shown
     assert flower.runs()[0]["status"] == "finished:completed"
-    assert failures_of(tmp_path / "first") == []
+    assert failures_of(folder) == []
     assert "my_hospital.model:build" in shown  # the project's own model, not a built-in one
+
+
+MANIFEST = """
+[project]
+name = "somebodys-app"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "somebody"
+flwr-version-target = "1.41.0"
+fab-include = ["**/*.py"]
+
+[tool.flwr.app.components]
+serverapp = "theirs.app:server_app"
+clientapp = "theirs.app:client_app"
+
+[tool.flwr.app.config]
+num-server-rounds = 2
+local-epochs = 1
+"""
+
+
+@pytest.mark.parametrize("tiers", ["", ", three tiers"], ids=["two tiers", "three tiers"])
+def test_an_app_that_is_not_ours_gets_the_merge(flower, tmp_path, tiers):
+    """The difference that the documentation shows, applied to a project as `flwr new` makes it."""
+    page = (ROOT / "docs" / "howto" / "flower-app.md").read_text(encoding="utf-8")
+    shown = page.split(f'title="pytorch_app.py{tiers}"\n')[1].split("```")[0]
+    source = (ROOT / "tests" / "flower_apps" / "pytorch_app.py").read_text(encoding="utf-8")
+    for part in shown.split("@@\n"):
+        old, new = (line[1:] for line in part.splitlines())
+        assert old in source
+        source = source.replace(old, new)
+    source = source.replace("final_model.pt", str(tmp_path / "final.pt"))
+    (tmp_path / "project" / "theirs").mkdir(parents=True)
+    (tmp_path / "project" / "pyproject.toml").write_text(MANIFEST)
+    (tmp_path / "project" / "theirs" / "__init__.py").write_text("")
+    (tmp_path / "project" / "theirs" / "app.py").write_text(source)
+    said = flower("run", str(tmp_path / "project"), "--stream")
+    assert said.count("hfedatm: merged 2 models") == 2, said
+    assert said.count("2 of 4 layers by RegMean") == 2
+    assert flower.runs()[0]["status"] == "finished:completed"
+    final = torch.load(tmp_path / "final.pt", weights_only=True)
+    assert all(torch.isfinite(value).all() for value in final.values())

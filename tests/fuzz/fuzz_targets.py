@@ -32,6 +32,7 @@ from hfedatm.base.settings import Settings
 from hfedatm.base.streaming import StreamingGrid
 from hfedatm.runtime.roster import Roster
 from hfedatm_core import ChannelGraph, FactorGram, Gram
+from hfedatm_core.metrics.f1 import F1
 from server_app.strategy import HFedATMStrategy
 from station_app.station import run_station
 
@@ -73,7 +74,8 @@ def weights(node: int) -> dict[str, torch.Tensor]:
 def grams(node: int) -> dict[str, Gram]:
     generator = torch.Generator().manual_seed(100 + node)
     x, u = torch.randn(9, 3, generator=generator), torch.randn(2, 6, generator=generator)
-    return {"0": Gram.from_dense(x.T @ x / 9, rows=9), "2": FactorGram(u, rows=9, rank=3)}
+    found = {"0": Gram.from_dense(x.T @ x / 9, rows=9), "2": FactorGram(u, rows=9, rank=3)}
+    return {name: gram.shrink(small_settings().alpha) for name, gram in found.items()}
 
 
 def trained(node: int, *records: str) -> RecordDict:
@@ -100,11 +102,15 @@ def prepared(node: int) -> RecordDict:
     return RecordDict({"shared": state_to_record(shared(node)), "metrics": metrics})
 
 
-def evaluated(node: int, station: bool) -> RecordDict:
+def evaluated(node: int, station: bool, metrics: str = "") -> RecordDict:
     counts = {"correct": 3.0 + node, "num-examples": 6.0 + node}
     domains = {f"{name}/a": value for name, value in counts.items()}
     loss = {"loss-sum": 2.5} if station else {"loss": 0.5}
-    return RecordDict({"metrics": MetricRecord({**counts, **domains, **loss, "seconds": 0.1})})
+    found = RecordDict({"metrics": MetricRecord({**counts, **domains, **loss, "seconds": 0.1})})
+    if metrics:
+        sums = torch.tensor([2, 1 + node, 3, 3 + node, 2, 4 + node], dtype=torch.float64)
+        found["sums"] = state_to_record({metrics: sums})
+    return found
 
 
 class Replay(StreamingGrid):
@@ -185,7 +191,7 @@ class ClientReplies(_Tier):
 
         def honest(node: int, kind: str) -> RecordDict:
             if kind == "evaluate":
-                return evaluated(node, station=False)
+                return evaluated(node, station=False, metrics=self._settings.metrics)
             if kind == "train.prepare":
                 return prepared(node)
             if kind == "train.measure":
@@ -206,6 +212,8 @@ class ClientReplies(_Tier):
                 ),
             }
         )
+        if self._settings.metrics:
+            content["sums"] = state_to_record({"f1": F1(2).nothing()})
         return run_station(self._replies(given), content)
 
     def _outcome(self, found: RecordDict) -> tuple[Any, list[tuple[str, str]]]:
@@ -231,7 +239,7 @@ class StationReplies(_Tier):
 
         def honest(node: int, kind: str) -> RecordDict:
             if kind == "evaluate":
-                return evaluated(node, station=True)
+                return evaluated(node, station=True, metrics=self._settings.metrics)
             if kind == "train.prepare":
                 return prepared(node)
             here = build_rule(self._settings).needs_grams
@@ -248,6 +256,7 @@ class StationReplies(_Tier):
         strategy = HFedATMStrategy(
             settings, build_rule(settings), method, graph, LAYERS, shared(0), run="run"
         )
+        strategy.metrics = {"f1": F1(2)} if settings.metrics else {}
         arrays, none = state_to_record(weights(50)), ConfigRecord()
         asked = strategy.configure_train(1, arrays, none, grid)
         merged, _ = strategy.aggregate_train(1, grid.send_and_receive(asked))
@@ -257,12 +266,17 @@ class StationReplies(_Tier):
 
     def _outcome(self, found: Any) -> tuple[Any, list[tuple[str, str]]]:
         merged, strategy = found
-        failures = strategy.record.pop("failures")
+        record = strategy.record.to_dict()
+        failures = record.pop("failures")
         mine = [(f["node"], f["reason"]) for f in failures if f["node"] == self._node]
         assert len(failures) <= 1001 and all(f["reason"].isprintable() for f in failures)
-        record = {k: v for k, v in strategy.record.items() if "seconds" not in k}
+        record = {k: v for k, v in record.items() if "seconds" not in k}
         arrays = [(n, a.data) for n, a in (merged or {}).items()]
-        kept = {n: v.tolist() for n, v in strategy.remember().items() if not n.startswith("start/")}
+        kept = {
+            n: v.tolist()
+            for n, v in strategy.memory.remember(1).items()
+            if not n.startswith("start/")
+        }
         return (arrays, record, kept), mine
 
 
@@ -342,6 +356,7 @@ def make_targets() -> list[Target]:
         ClientReplies("client: measure", "train.measure", gram_model="station"),
         ClientReplies("client: prepare", "train.prepare", "prepare"),
         ClientReplies("client: evaluate", "evaluate", "evaluate"),
+        ClientReplies("client: evaluate, f1", "evaluate", "evaluate", metrics="f1"),
         Places(),
         StationReplies("station: train, hfedatm", "train"),
         StationReplies("station: train, mtgc", "train", server_rule="mtgc"),
@@ -349,4 +364,5 @@ def make_targets() -> list[Target]:
         StationReplies("station: train, bounded", "train", bound_factor=2, claim_factor=3),
         StationReplies("station: prepare", "train.prepare"),
         StationReplies("station: evaluate", "evaluate"),
+        StationReplies("station: evaluate, f1", "evaluate", metrics="f1"),
     ]

@@ -146,6 +146,13 @@ def test_the_head_is_the_last_linear_layer():
         head_name(nn.Conv2d(1, 1, 1))
 
 
+@pytest.mark.parametrize("name", ["resnet18", "vgg11"])
+def test_pretrained_true_says_what_it_wants(name):
+    spec = DataSpec("image", 7, (3, 64, 64))
+    with pytest.raises(ValueError, match=r"wants the path of a file, not True: download https://"):
+        models.build(name, spec, pretrained=True)
+
+
 def test_unknown_models_options_and_kinds_are_explained():
     with pytest.raises(ValueError) as caught:
         models.build("resnet81", GRAY)
