@@ -17,10 +17,10 @@ all steps,
     e_k ← e_k + m (a_k − b m)        if m ≥ 0.1,
 
 which grows for a node whose agreement is at least ``b`` times the usual one. An update is excluded
-once ``e_k`` is below −0.02, for which one clear step is enough; or if it opposes the others
-(``a_k < −m / 2``) in a step with ``m ≥ 0.3``, whatever its record. ``b`` is ``least``; among three
-or four updates it is −1 / 2, because two updates with similar domains would make a third, honest
-one look odd.
+once ``e_k`` is below −0.02, for which one clear step is enough; or, among five or more, if it
+opposes the others (``a_k < −m / 2``) in a step with ``m ≥ 0.3``, whatever its record. ``b`` is
+``least``; among three or four updates it is −1 / 2 and the record alone decides, because two
+updates with similar domains make a third, honest one look odd in any single step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CONSENSUS = 0.1
 """If the usual agreement is below this value, a step is no evidence."""
 
 CLEAR = 0.3
-"""From this usual agreement on, one step is enough to exclude an opposing update."""
+"""From this usual agreement on, one step is enough to exclude an opposing update of many."""
 
 OPPOSED = -0.5
 """An update below this multiple of the usual agreement works against the others."""
@@ -94,7 +94,7 @@ def evidence(agreements: Tensor, usual: float, least: float) -> Tensor:
 def outsiders(agreements: Tensor, usual: float, records: Tensor) -> list[int]:
     """Return the places of the updates to exclude: those with the worst records, a minority."""
     against = records < -DOUBT
-    if usual >= CLEAR:
+    if usual >= CLEAR and len(records) >= MANY:
         against |= agreements < OPPOSED * usual
     worst = [k for k in records.argsort().tolist() if against[k]]
     return worst[: (len(records) - 1) // 2]

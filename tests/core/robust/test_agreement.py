@@ -158,11 +158,20 @@ def test_who_was_honest_while_it_could_be_seen_is_not_left_out_when_it_looks_odd
     assert names(held([*others, odd], earlier={"liar": 0.3})) == [*names(others), "liar"]
 
 
-@pytest.mark.parametrize("count", [3, 5, 10])
+@pytest.mark.parametrize("count", [5, 10])
 def test_who_opposes_the_others_in_a_clear_step_is_left_out_whatever_its_record(count):
     others = [honest(seed) for seed in range(count - 1)]
     found = held([*others, hostile("flip")], earlier={"liar": 100.0})
     assert names(found) == names(others)
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_of_three_or_four_a_node_that_opposes_the_others_is_judged_by_its_record(count):
+    """Two stations of similar domains make an honest third one look like a flipped one."""
+    others = [honest(seed) for seed in range(count - 1)]
+    updates = [*others, hostile("flip")]
+    assert names(held(updates)) == names(others)
+    assert names(held(updates, earlier={"liar": 2.8})) == [*names(others), "liar"]
 
 
 @pytest.mark.parametrize("how", ["flip", "noise", "rider"])
