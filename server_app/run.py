@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -51,15 +53,27 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
     after_round = AfterRound(folder, strategy, model, data)
     target = target_domain(settings, data)
     log.info(header(settings, target, data, folder.path, done, bool(strategy.layers)))
-    logging.getLogger("flwr").setLevel(logging.WARNING)  # one line per round, not Flower's dozen
-    strategy.start(
-        stations,
-        state_to_record(model.state_dict()),
-        num_rounds=settings.rounds - done,
-        timeout=settings.station_timeout,
-        evaluate_fn=after_round,
-    )
+    with _quiet_flower():
+        strategy.start(
+            stations,
+            state_to_record(model.state_dict()),
+            num_rounds=settings.rounds - done,
+            timeout=settings.station_timeout,
+            evaluate_fn=after_round,
+        )
     return after_round.finish()
+
+
+@contextmanager
+def _quiet_flower() -> Iterator[None]:
+    """Silence Flower's dozen lines per round, and nothing that the process does afterwards."""
+    flower = logging.getLogger("flwr")
+    before = flower.level
+    flower.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        flower.setLevel(before)
 
 
 def make_strategy(
