@@ -360,7 +360,9 @@ def test_a_fixed_model_is_the_same_on_every_tier_and_trains(tmp_path):
     model = build_model(settings, tiny_data().spec, build_method(settings))
     assert isinstance(model[1], nn.GroupNorm)
     graph = ChannelGraph.trace(model, (tiny_data().spec.example(),))
-    assert "1" in graph.frozen, "channels that GroupNorm ties together are not moved"
+    assert (model[1].num_groups, model[1].num_channels) == (4, 4)
+    moved = {member.tensor for group in graph.groups for member in group.members}
+    assert "1.weight" in moved, "a norm of one channel per group moves with its channels"
     assert set(example_grams(settings, model, tiny_data().spec)) == {"5", "7"}
     records = lines_of(run_small(tmp_path, **given, rounds=1))
     assert records[0]["failures"] == []
