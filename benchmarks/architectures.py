@@ -31,7 +31,7 @@ TIMM = """repvgg_a0 mobileone_s0 mobilenetv4_conv_small ese_vovnet19b_dw cspresn
 tf_efficientnet_lite0 resnetv2_50 res2net50_26w_4s resnest14d skresnet18 convnext_atto nf_resnet50
 ghostnet_100 hrnet_w18_small dla34 xception41 vit_tiny_patch16_224 seresnet50 gernet_s rexnet_100
 edgenext_xx_small fastvit_t8""".split()
-SIDES = {"inception_v3": 96, "maxvit_t": 224, "vit_b_16": 224, "vit_tiny_patch16_224": 224}
+SIDES = {"inception_v3": 299, "maxvit_t": 224, "vit_b_16": 224, "vit_tiny_patch16_224": 224}
 TEXT = {
     **{"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4},
     **{"intermediate_size": 24, "max_position_embeddings": 32},
@@ -125,7 +125,13 @@ def examine(name: str, model: nn.Module, inputs: Any) -> Row:
     graph = ChannelGraph.trace(model, inputs)
     orders = {group.name: torch.randperm(group.size) for group in graph.groups}
     twin = copy.deepcopy(model)
-    twin.load_state_dict(graph.permute(model.state_dict(), orders))
+    with torch.no_grad():  # not load_state_dict: MNASNet refuses a state without its version
+        for tensor, permuted in zip(
+            twin.state_dict().values(),
+            graph.permute(model.state_dict(), orders).values(),
+            strict=True,
+        ):
+            tensor.copy_(permuted)
     changes = [_change(model.train(mode), twin.train(mode), inputs) for mode in (False, True)]
     frozen = "; ".join(f"`{module}`: {why}" for module, why in list(graph.unaligned.items())[:1])
     more = len(graph.unaligned) - 1
@@ -141,7 +147,7 @@ def quiet(model: nn.Module) -> nn.Module:
             spread = float(parameter.std()) if parameter.numel() > 1 else 0.0
             parameter.add_(0.1 * (spread or 0.1) * torch.randn_like(parameter))
     for module in model.modules():
-        for rate in ("p", "drop_prob", "drop", "attn_drop_rate", "dropout"):
+        for rate in ("p", "drop_prob", "drop", "drop_rate", "attn_drop_rate", "dropout"):
             if isinstance(getattr(module, rate, None), float):
                 setattr(module, rate, 0.0)
     return model
