@@ -1,7 +1,9 @@
 """Attacks with real processes: by a client with its own credentials, by the holder of a link."""
 
 import json
+import os
 import subprocess
+from pathlib import Path
 
 import httpx
 import pytest
@@ -26,6 +28,7 @@ from hfedatm.deploy import flower
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 
+PLUGINS = Path(__file__).parent / "plugins"
 STATION, ATTACKER, VICTIM = "station-1", "station-1-client-1", "station-1-client-2"
 SMALL = {
     "stations": 1,
@@ -42,7 +45,14 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory):
-    made = Deployment(tmp_path_factory.mktemp("attacks"), stations=1)
+    folder, search = tmp_path_factory.mktemp("attacks"), [str(PLUGINS)]
+    (folder / "imported").mkdir()
+    made = Deployment(
+        folder,
+        stations=1,
+        IMPORTED=str(folder / "imported"),
+        PYTHONPATH=os.pathsep.join([*search, *filter(None, [os.environ.get("PYTHONPATH")])]),
+    )
     try:
         made.up()
         made.submit("honest", **SMALL).wait()  # the station's run is there from now on
@@ -194,14 +204,22 @@ def test_whoever_holds_the_link_cannot_bring_code_to_its_nodes(deployment, tmp_p
 
 def test_code_that_an_owner_did_not_allow_is_refused_and_the_person_is_told(deployment):
     """By the server for itself; then, where server and station allow it, by every client."""
-    asked = SMALL | {"train-fn": "builtins:print"}
+    asked = SMALL | {"train-fn": "outsider:train"}
+    imported = Path(deployment.environment["IMPORTED"])
     run = deployment.submit("not-by-the-server", **asked)
     assert run.process.wait(600) != 0
-    assert "train-fn" in run.log and "builtins:print" in run.log and "policy" in run.log
-    for machine in ("server", STATION):
-        path = deployment.folder / machine / "policy.toml"
-        path.write_text(tomli_w.dumps({"code": {"allowed": ["builtins:print"]}}))
-    run = deployment.submit("not-by-the-clients", **asked)
-    assert run.process.wait(600) != 0
+    assert "train-fn" in run.log and "outsider:train" in run.log and "policy" in run.log
+    assert list(imported.iterdir()) == []
+    policies = [deployment.folder / machine / "policy.toml" for machine in ("server", STATION)]
+    before = [path.read_text() for path in policies]
+    try:
+        for path in policies:
+            path.write_text(tomli_w.dumps({"code": {"allowed": ["outsider:train"]}}))
+        run = deployment.submit("not-by-the-clients", **asked)
+        assert run.process.wait(600) != 0
+    finally:
+        for path, text in zip(policies, before, strict=True):
+            path.write_text(text)
     said = next(line for line in run.log.splitlines() if "left out: station 0" in line)
-    assert "client 0" in said and "train-fn: the run asks for 'builtins:print'" in said
+    assert "client 0" in said and "train-fn: the run asks for 'outsider:train'" in said
+    assert {path.name for path in imported.iterdir()} <= {"server", STATION}
