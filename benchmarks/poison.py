@@ -28,7 +28,6 @@ import json
 import logging
 import os
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -127,12 +126,6 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def _commit() -> str:
-    """Return the current commit, for people; the program compares the digest."""
-    git = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
-    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-
-
 def run_one(key: Key, given: dict[str, Any], replies: Replies | None = None) -> dict[str, Any]:
     """Return how a run ended; clients reuse answers that they gave in another run."""
     from hfedatm.base.results import read_rounds
@@ -176,7 +169,6 @@ def measure(path: Path, keys: Sequence[Key], given: dict[str, Any]) -> dict[str,
     shown = {name: value for name, value in given.items() if name != "data-dir"}
     shown |= {"robust": ROBUST}
     new: dict[str, Any] = {
-        "commit": _commit(),
         "code": code_digest(),
         "settings": shown,
         "runs": [],
@@ -270,8 +262,8 @@ def table(record: dict[str, Any]) -> str:
         "The same node, if it is honest, changes unseen accuracy by " + ", ".join(present) + ".",
         "",
         f"{settings['dataset']}, λ = 0, {settings['rounds']} rounds, seeds "
-        f"{', '.join(map(str, seeds))} (none: the first one only), commit "
-        f"`{record['commit']}`. Points "
+        f"{', '.join(map(str, seeds))} (none: the first one only), code "
+        f"`{record['code']}`. Points "
         f"of unseen / source accuracy against the run without the node ({absent} %), mean and its "
         f"standard error; robust is {settings['robust']} at both tiers. Misses (more than "
         f"{LIMITS['default']:g} and {LIMITS['robust']:g} points): "
