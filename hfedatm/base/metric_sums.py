@@ -36,7 +36,7 @@ def no_sums(metrics: Mapping[str, Metric], settings: Settings) -> State:
 
 
 def require_bounded(sums: State, examples: int) -> None:
-    """Refuse sums that a receiver would refuse: entries that the number of examples cannot bound."""
+    """Refuse sums that a receiver would refuse: entries that exceed the number of examples."""
     for name, found in sums.items():
         if found.numel() and not (found.min() >= 0 and found.max() <= examples):
             raise UserError(

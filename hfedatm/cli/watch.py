@@ -38,7 +38,7 @@ def watch(
     """Follow a run: all three tiers, time left, who is slow or failing.
 
     Waits for the first run if there is none. Exit code: 0 when the run is finished or going on, 1
-    when it was stopped or has been silent for too long.
+    when it was stopped, has been silent for too long, or no round changed the model.
 
     For example:
 
@@ -59,7 +59,7 @@ def watch(
         Console().print(view(state))
     else:
         state = _follow(where, state, every)
-    raise typer.Exit(1 if state.status in ("stopped", "silent") else 0)
+    raise typer.Exit(1 if state.failed or state.status in ("stopped", "silent") else 0)
 
 
 def _begun(every: float, upcoming: bool) -> Path:
@@ -126,9 +126,11 @@ def view(run: Run) -> RenderableType:
 
 def _title(run: Run) -> Text:
     colour = {"finished": "green", "running": "cyan"}.get(run.status, "red")
+    if run.failed:
+        colour = "red"
     left = run.seconds_left
     tail = {
-        "finished": "",
+        "finished": ": no round changed the model" if run.failed else "",
         "running": f", about {_clock(left)} left" if left is not None else ", first round",
         "stopped": f": {run.why_stopped}; go on with: hfedatm run resume={run.path}",
         "silent": f", nothing new for {_clock(run.idle)}: is it still there?",
