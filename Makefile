@@ -24,7 +24,7 @@ demo: install      ## averaging and HFedATM side by side, by Flower's own simula
 	@export PATH="$(abspath $(BIN)):$$PATH" $(DEMO_ENV); at=$$(date +%Y%m%d-%H%M%S) \
 	&& flwr run . --stream -c '$(DEMO) server-rule="avg" run-name="demo-'$$at'-avg"' \
 	&& flwr run . --stream -c '$(DEMO) server-rule="hfedatm" run-name="demo-'$$at'-hfedatm"' \
-	&& hfedatm compare results/demo-$$at-avg results/demo-$$at-hfedatm
+	&& hfedatm compare demo-$$at-avg demo-$$at-hfedatm
 
 test: install      ## the ordinary tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not e2e and not docker"

@@ -99,7 +99,7 @@ def write_onnx(model: nn.Module, spec: DataSpec, path: Path) -> None:
     import torch
 
     inputs: Any = spec.example()
-    named = inputs if isinstance(inputs, dict) else {"image": inputs}
+    named = inputs if isinstance(inputs, dict) else {spec.kind: inputs}
     try:
         program = torch.onnx.export(
             model.eval().cpu(),

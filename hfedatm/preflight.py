@@ -79,13 +79,15 @@ def layers(
     aligns = getattr(rule, "fot", False)
     solves = getattr(rule, "regmean", False)
     groups = {member.tensor: group for group in graph.groups for member in group.producers}
+    # The weights of a LayerNorm over channels and pixels have more than one axis.
+    follow = {m.tensor for group in graph.groups for m in group.members if m.role == "vector"}
     found = []
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
         if not isinstance(weight, nn.Parameter):
             continue
         group = groups.get(f"{name}.weight")
-        if weight.ndim < 2:
+        if weight.ndim < 2 or f"{name}.weight" in follow:
             alignment, why_not = "with the layer before", ""
         elif not aligns:
             alignment, why_not = "no", f"server-rule {settings.server_rule} does not align"

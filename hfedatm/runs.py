@@ -74,6 +74,11 @@ class Run:
         longest = max((r.seconds for r in self.rounds), default=0.0)
         return "running" if self.idle < max(GRACE, PATIENCE * longest) else "silent"
 
+    @property
+    def failed(self) -> bool:
+        """Whether the run has ended and no round changed the model."""
+        return self.summary is not None and bool(self.rounds) and all(r.kept for r in self.rounds)
+
     @cached_property
     def why_stopped(self) -> str | None:
         """Why an unfinished run has stopped; None while it may go on."""

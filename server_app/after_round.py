@@ -43,6 +43,7 @@ class AfterRound:
         self._unseen = Batches(data.domains[self._target], data.spec, 256, self._device)
         self._trackers = open_trackers(settings, folder.path, strategy.done)
         self._started = time.perf_counter()
+        self._first = True  # the first round of this process; a resumed run may have failed before
 
     def __call__(self, number: int, arrays: ArrayRecord) -> None:
         """Finish a round; Flower also calls this before round 1, when there is nothing to save."""
@@ -61,7 +62,8 @@ class AfterRound:
         for what, some in (("left out", record.failures), ("cut back", record.cuts)):
             for one in some:
                 log.warning("  %s: %s: %s", what, printable(one.node), printable(one.reason))
-        if record.round == 1 and not record.stations.answered:
+        first, self._first = self._first, False
+        if first and not record.stations.answered and all(r.kept for r in self._folder.rounds()):
             self.finish()  # what keeps all stations from answering will do so in every round
 
     def finish(self) -> dict[str, Any]:

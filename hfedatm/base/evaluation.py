@@ -43,7 +43,10 @@ def evaluate(
     """Return the model's scores over all batches."""
     model.eval()
     loss, correct, count = 0.0, 0, 0
-    sums = {name: metric.nothing() for name, metric in (metrics or {}).items()}
+    sums = {}
+    for name, metric in (metrics or {}).items():
+        with calling("metrics", name):  # an empty batch may be what a user's metric did not expect
+            sums[name] = metric.nothing()
     for inputs, targets in batches:
         logits = forward(model, inputs)
         loss += float(F.cross_entropy(logits, targets, reduction="sum"))

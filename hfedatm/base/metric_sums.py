@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from hfedatm.base.errors import UserError
 from hfedatm.base.plugins import calling
 from hfedatm.base.privacy_settings import is_private
 from hfedatm.base.settings import Settings
@@ -32,6 +33,17 @@ def no_sums(metrics: Mapping[str, Metric], settings: Settings) -> State:
     """Return the sums over no examples, for the metrics that clients send."""
     sent = metrics if leave_clients(settings) else {}
     return {name: metric.nothing() for name, metric in sent.items()}
+
+
+def require_bounded(sums: State, examples: int) -> None:
+    """Refuse sums that a receiver would refuse: entries that exceed the number of examples."""
+    for name, found in sums.items():
+        if found.numel() and not (found.min() >= 0 and found.max() <= examples):
+            raise UserError(
+                f"metrics: {name}: sums of {examples} examples reach from {float(found.min()):g} "
+                f"to {float(found.max()):g}; each entry must be a sum over the examples of a "
+                "number between 0 and 1: scale what is larger"
+            )
 
 
 def values(metrics: Mapping[str, Metric], sums: State) -> dict[str, float]:

@@ -9,8 +9,10 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from hfedatm.base.errors import UserError
 from hfedatm.cli.arguments import AsJson
 from hfedatm.cli.completion import names_for
+from hfedatm_core.discovery import suggest
 
 Words = Annotated[
     list[str] | None,
@@ -36,6 +38,12 @@ def settings(words: Words = None, rule: OwnRule = None, as_json: AsJson = False)
       hfedatm settings --rule mylab.rules:Median --json
     """
     rows = explained(words or [], rule)
+    if not rows:
+        close = suggest(" ".join(words or []), [row["key"] for row in explained([], rule)])
+        raise UserError(
+            f"no setting has {' and '.join(map(repr, words or []))} in its name or meaning.{close} "
+            "'hfedatm settings' lists them all"
+        )
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return

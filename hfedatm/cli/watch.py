@@ -22,7 +22,7 @@ from hfedatm.cli.arguments import OneRun
 from hfedatm.runs import Run, latest_run, newest_run, read_run
 
 RECENT = 8  # number of rounds shown
-MOST_SHOWN = 6  # most numbers shown of those in show-metrics
+MOST_SHOWN = 8  # most plugged-in numbers shown; those in show-metrics come first
 SLOW = 2.0  # a station is slow beyond this multiple of the median
 
 
@@ -38,7 +38,7 @@ def watch(
     """Follow a run: all three tiers, time left, who is slow or failing.
 
     Waits for the first run if there is none. Exit code: 0 when the run is finished or going on, 1
-    when it was stopped or has been silent for too long.
+    when it was stopped, has been silent for too long, or no round changed the model.
 
     For example:
 
@@ -59,7 +59,7 @@ def watch(
         Console().print(view(state))
     else:
         state = _follow(where, state, every)
-    raise typer.Exit(1 if state.status in ("stopped", "silent") else 0)
+    raise typer.Exit(1 if state.failed or state.status in ("stopped", "silent") else 0)
 
 
 def _begun(every: float, upcoming: bool) -> Path:
@@ -121,14 +121,16 @@ def failing(run: Run) -> Counter[str]:
 
 def view(run: Run) -> RenderableType:
     """Return the view: progress of the tiers, the latest rounds, and the problems."""
-    return Group(_title(run), _tiers(run), _rounds(run), *_troubles(run))
+    return Group(_title(run), _tiers(run), _rounds(run), *_numbers(run), *_troubles(run))
 
 
 def _title(run: Run) -> Text:
     colour = {"finished": "green", "running": "cyan"}.get(run.status, "red")
+    if run.failed:
+        colour = "red"
     left = run.seconds_left
     tail = {
-        "finished": "",
+        "finished": ": no round changed the model" if run.failed else "",
         "running": f", about {_clock(left)} left" if left is not None else ", first round",
         "stopped": f": {run.why_stopped}; go on with: hfedatm run resume={run.path}",
         "silent": f", nothing new for {_clock(run.idle)}: is it still there?",
@@ -156,17 +158,14 @@ def _tiers(run: Run) -> Table:
 
 def _rounds(run: Run) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="dim")
-    asked = names_in(str(run.settings.get("show-metrics", "")))
-    shown = labels(asked, run.numbers)[:MOST_SHOWN]
     columns = ("source", "unseen", "moved", "stations", "clients", "up", "time")
-    for column in ("round", "loss", *shown, *columns):
-        table.add_column(Text(printable(column, 40)), justify="right", no_wrap=True)
+    for column in ("round", "loss", *columns):
+        table.add_column(column, justify="right", no_wrap=True)
     for record in run.rounds[-RECENT:]:
         sent = record.bytes_up.clients + record.bytes_up.stations
         table.add_row(
             str(record.round),
             "-" if record.loss is None else f"{record.loss:.3f}",
-            *(number(record.numbers.get(label)) for label in shown),
             _percent(record.source_accuracy),
             _percent(record.unseen_accuracy),
             "-" if record.moved is None else str(record.moved),
@@ -177,6 +176,24 @@ def _rounds(run: Run) -> Table:
             style="red" if record.kept else None,
         )
     return table
+
+
+def _numbers(run: Run) -> list[RenderableType]:
+    """Return the plugged-in numbers, a row each: as columns they would not fit a terminal."""
+    asked = names_in(str(run.settings.get("show-metrics", "")))
+    shown = list(dict.fromkeys([*labels(asked, run.numbers), *run.numbers]))
+    if not shown:
+        return []
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    table.add_column("round", overflow="fold")
+    recent = run.rounds[-RECENT:]
+    for record in recent:
+        table.add_column(str(record.round), justify="right", no_wrap=True)
+    for label in shown[:MOST_SHOWN]:
+        values = (number(record.numbers.get(label)) for record in recent)
+        table.add_row(Text(printable(label, 40)), *values)
+    hidden = f" {len(shown) - MOST_SHOWN} more in rounds.jsonl; show-metrics chooses the first ones"
+    return [table, *([Text(hidden, style="dim")] if len(shown) > MOST_SHOWN else [])]
 
 
 def _troubles(run: Run) -> list[Text]:

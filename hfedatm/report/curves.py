@@ -176,7 +176,8 @@ def _stacked(
         axes.yaxis.set_major_formatter(FuncFormatter(form))
         axes.yaxis.set_major_locator(MaxNLocator(5))
         _rounds(axes)
-        drawn.legend(loc="outside upper left", fontsize=8.5, ncols=3, columnspacing=1.0)
+        if any(base):  # nothing was sent where every node failed
+            drawn.legend(loc="outside upper left", fontsize=8.5, ncols=3, columnspacing=1.0)
         return to_svg(drawn, f"{label} per round, by part")
 
 

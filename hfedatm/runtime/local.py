@@ -22,8 +22,12 @@ def run_locally(given: Mapping[str, Any]) -> dict[str, Any]:
     identify_process()
     with open_run(given) as folder:
         stations = local_stations(folder.settings)
-        Progress(folder.path, folder.settings).follow(stations)
-        return run_rounds(folder, stations)
+        progress = Progress(folder.path, folder.settings)
+        progress.follow(stations)
+        try:
+            return run_rounds(folder, stations)
+        finally:
+            progress.end()
 
 
 def local_stations(settings: Settings) -> LocalStationsGrid:

@@ -48,6 +48,13 @@ class Progress:
         if isinstance(stations, StreamingGrid):
             stations.on_sent, stations.on_reply = self._asked, self._station_replied
 
+    def end(self) -> None:
+        """Take the line off the terminal, for whatever is printed next; nothing more is shown."""
+        with self._lock:
+            if self._shown:
+                print("\r\x1b[K", end="", flush=True)
+            self._shown = False  # stations are threads, and may still be at work
+
     def _asked(self, messages: Sequence[Message]) -> None:
         if messages and _trains(messages[0]):
             with self._lock:

@@ -17,7 +17,7 @@ from hfedatm.base.batches import Batches
 from hfedatm.base.building import build_metrics, open_grams, pick_device, target_domain
 from hfedatm.base.errors import UserError
 from hfedatm.base.evaluation import evaluate
-from hfedatm.base.metric_sums import values
+from hfedatm.base.metric_sums import leave_clients, require_bounded, values
 from hfedatm.base.plugins import calling
 from hfedatm.base.privacy_settings import gram_mechanism
 from hfedatm.base.records import Task
@@ -68,6 +68,8 @@ def rehearse(
             found = evaluate(model, batch, metrics)
             if rule.needs_grams:
                 grams = open_grams(settings, model, batch)
+    if leave_clients(settings):
+        require_bounded(found.sums, found.examples)
     values(metrics, found.sums)
     return _too_few_rows(settings, grams, len(examples), data.spec.kind == "text")
 

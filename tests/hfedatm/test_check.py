@@ -85,6 +85,21 @@ def test_the_table_shows_every_layer(hfedatm):
         assert word in shown.stdout
 
 
+def test_norms_of_every_form_follow_the_layer_before():
+    """A LayerNorm over channels and pixels has weights of three axes."""
+    shown = examine(small_settings(model=f"{__name__}:normed"))["model"]["layers"]
+    assert [row["aligned"] for row in shown] == ["yes", "with the layer before"] * 3 + ["frozen"]
+
+
+def normed(spec):
+    return nn.Sequential(
+        *(nn.Conv2d(1, 4, 3), nn.GroupNorm(1, 4)),
+        *(nn.Conv2d(4, 4, 3), nn.GroupNorm(2, 4)),
+        *(nn.Conv2d(4, 4, 3), nn.LayerNorm((4, 2, 2))),
+        *(nn.Flatten(), nn.Linear(16, spec.num_classes)),
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

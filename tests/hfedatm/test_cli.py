@@ -78,6 +78,12 @@ def test_settings_lists_every_key():
     assert "clients-per-station" in table.output
 
 
+def test_settings_without_a_match_says_so(monkeypatch, capsys):
+    code, shown = call(capsys, monkeypatch, "settings", "run_nam")
+    assert code == 2 and "no setting has 'run_nam'" in shown.err
+    assert "Did you mean 'run-name'?" in shown.err
+
+
 def test_version_names_what_matters(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["hfedatm", "--version"])
     with pytest.raises(SystemExit) as ended:

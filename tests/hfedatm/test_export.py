@@ -16,6 +16,7 @@ from hfedatm.base.evaluation import evaluate
 from hfedatm.base.resolving import validate
 from hfedatm.exporting import export_run
 from hfedatm.runs import read_run
+from hfedatm_core.data import DataSpec
 
 
 def test_the_exported_model_is_as_good_as_the_run_says(results, tmp_path):
@@ -48,6 +49,14 @@ def test_the_card_names_the_training_function(results, tmp_path):
     settings = small_settings(train_fn="mylab.training:train")
     card = exporting.model_card(run, settings, tiny_data().spec, "last")
     assert "mylab.training:train on the clients" in card and "fedavg" not in card
+    assert "trained by mylab.training:train, which chooses its optimizer" in card
+    assert "sgd" not in card
+
+
+def test_the_card_of_a_table_describes_vectors(results):
+    run, table = read_run(results / "hfedatm-0"), DataSpec("vector", 2, (12,))
+    card = exporting.model_card(run, small_settings(), table, "last")
+    assert "Input: float vectors of 12 values." in card and "tokens" not in card
 
 
 def test_the_card_says_what_one_must_know(results, tmp_path):

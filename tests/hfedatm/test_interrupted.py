@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import SMALL, log_lines, run_small
+from helpers import SMALL, log_lines, run_small, small_settings
 
 from hfedatm.base import presence
 from hfedatm.base.results import RunFolder
 from hfedatm.cli import watch
 from hfedatm.runs import read_run
+from hfedatm.runtime.progress import Progress
 
 
 @pytest.fixture
@@ -142,3 +143,14 @@ def test_a_run_counts_every_training_of_a_round(tmp_path, monkeypatch):
         assert counts[0] == [0, 8] and counts[-1] == [8, 8]  # 2 stations x 2 clients x 2 rounds
         assert [n["stations"] for n in noted if n["round"] == number][-1] == [2, 2]
         assert counts == sorted(counts)
+
+
+def test_what_is_printed_next_does_not_stand_behind_the_progress(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    progress = Progress(tmp_path, small_settings())
+    progress._note(at_once=True)
+    assert capsys.readouterr().out.endswith("0 of 2 stations are done")
+    progress.end()
+    assert capsys.readouterr().out == "\r\x1b[K"
+    progress._note(at_once=True)  # by a station that is still at work
+    assert capsys.readouterr().out == ""

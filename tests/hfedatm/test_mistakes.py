@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from helpers import SMALL, run_small
+from typer.testing import CliRunner
 
 from hfedatm.base.resolving import all_keys
 from hfedatm.base.rule_keys import rule_keys
 from hfedatm.base.settings import Settings
-from hfedatm.cli.main import app
+from hfedatm.cli.main import app, typer_app
 
 PROPERTIES = {
     key: entry
@@ -465,6 +466,15 @@ def test_what_fails_on_every_client_ends_the_run_after_round_1(
         named = re.compile(rf"client {client}[:,]")
         assert any(named.search(failure["reason"]) for failure in record["failures"])
     assert (tmp_path / "run" / "summary.json").is_file()
+
+
+def test_a_run_that_failed_is_no_success_to_watch_and_fails_again_at_once(fails, lab, tmp_path):
+    given = SMALL | {"output": tmp_path, "run-name": "run", "train-fn": f"{lab}:train_raises_later"}
+    fails("run", *(f"{key}={value}" for key, value in given.items()))
+    shown = CliRunner().invoke(typer_app, ["watch", str(tmp_path / "run"), "--once"])
+    assert shown.exit_code == 1 and "finished: no round changed the model" in shown.output
+    fails("run", f"resume={tmp_path / 'run'}", "rounds=9")
+    assert len((tmp_path / "run/rounds.jsonl").read_text().splitlines()) == 2
 
 
 def test_the_whole_traceback_is_kept_beside_the_results_once(fails, lab, tmp_path):

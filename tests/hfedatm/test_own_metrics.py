@@ -59,6 +59,19 @@ class Growing(Confident):
         return torch.ones(len(targets))
 
 
+class Surprise(Confident):
+    """The perplexity, which is larger than 1 for every example."""
+
+    def sums(self, scores, targets):
+        loss = torch.nn.functional.cross_entropy(scores, targets, reduction="none")
+        return torch.stack([loss.exp().sum(), torch.tensor(float(len(targets)))])
+
+
+class NeverEmpty(Confident):
+    def sums(self, scores, targets):
+        return scores.max().reshape(1)  # an empty batch has no largest score
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("results")
@@ -142,6 +155,20 @@ def test_every_view_shows_them(results, monkeypatch):
     call("report", "own-0")
     (page,) = (text for path in results.rglob("*.html") if (text := path.read_text()))
     assert "Other numbers" in page and "source Confident" in page
+
+
+def test_watch_is_readable_on_a_narrow_terminal_and_shows_what_nobody_asked_for(results):
+    shown = (
+        CliRunner()
+        .invoke(typer_app, ["watch", str(results / "own-0"), "--once"], env={"COLUMNS": "80"})
+        .output
+    )
+    rows = [line.split() for line in shown.splitlines()]
+    assert "round loss source unseen moved stations clients up time".split() in rows
+    assert ["seen", "90", "90"] in rows  # asked for by show-metrics: before the others
+    assert any(row[:2] == ["source", "Confident"] and len(row) == 4 for row in rows)  # not asked
+    assert "…" not in shown
+    assert " 2 more in rounds.jsonl" in shown  # seen, missing and two of each of four metrics
 
 
 def test_trackers_get_them(tmp_path, monkeypatch):
@@ -271,6 +298,8 @@ def test_dp_sgd_sends_no_number_that_it_does_not_cover(tmp_path, monkeypatch):
         ("f1, f1", "metrics: two of them are called 'f1'"),
         (f"{HERE}:train", "metrics: .*must be a subclass"),
         (f"{HERE}:Growing", "metrics: .*must not depend on them"),
+        (f"{HERE}:Surprise", "metrics: .*a number between 0 and 1: scale what is larger"),
+        (f"{HERE}:NeverEmpty", r"^metrics: .*\(sums, test_own_metrics.py:\d+\)"),
     ],
 )
 def test_a_metric_that_cannot_work_is_refused_before_round_1(tmp_path, metrics, message):

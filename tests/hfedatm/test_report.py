@@ -1,8 +1,10 @@
 """The report: everything in one file, in one browser, from one run or several."""
 
+import json
 import re
 import shutil
 import subprocess
+import warnings
 from html.parser import HTMLParser
 
 import numpy as np
@@ -104,6 +106,15 @@ def test_failures_are_shown_and_escaped(broken_run):
     assert "<nan>" not in text
     assert "kept the model of the round before: 1 of 2 stations usable" in text
     assert any(figure == "Failures per node and round" for figure in Page(text).figures)
+
+
+def test_a_run_that_sent_nothing_is_drawn_without_complaint(broken_run):
+    rounds = [json.loads(line) for line in (broken_run / "rounds.jsonl").read_text().splitlines()]
+    silent = {"bytes_up": {"clients": 0, "stations": 0}, "per_station": [], "seconds": 0.0}
+    (broken_run / "rounds.jsonl").write_text("".join(f"{json.dumps(r | silent)}\n" for r in rounds))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert "Cost" in Page(render([read_run(broken_run)])).headings
 
 
 def test_a_run_without_noise_says_so(page, text):
