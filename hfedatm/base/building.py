@@ -30,6 +30,7 @@ from hfedatm.base.trust.policy import Policy
 from hfedatm.contracts import Method, Rule
 from hfedatm_core import ChannelGraph, Gram, collect_grams, forward
 from hfedatm_core.data import DataSpec, DomainData, Inputs
+from hfedatm_core.data.adapting import NotADomain, as_domains
 from hfedatm_core.data.checking import BadDomain, check_domains
 from hfedatm_core.discovery import check_options
 from hfedatm_core.metrics import Metric
@@ -68,11 +69,15 @@ def _load(dataset: str, params: str, data_dir: str, task: str) -> DomainData:
     if not isinstance(data, DomainData):
         raise UserError(f"dataset: {dataset!r} returned {type(data).__name__}, not a DomainData")
     try:
+        checked = as_domains(data)
         with calling("task", task):
-            check_domains(data, find_task(task)(data.spec))
+            check_domains(checked, find_task(task)(data.spec))
+    except NotADomain as error:
+        name, why = error.args
+        raise BadData(f"dataset: {dataset!r}, domain {name!r}: {why}", why) from None
     except BadDomain as error:
         raise BadData(f"dataset: {dataset!r}, {error}", error.fault) from None
-    return data
+    return checked
 
 
 def find_dataset(name: str) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ from hfedatm.contracts.training import TrainingContext
 from hfedatm.contracts.wrapper import Wrapper
 from hfedatm_core import Merged, MergeReport, Update, forward
 from hfedatm_core.data import Batch, DataSpec, Domain, DomainData, Inputs
+from hfedatm_core.data.adapting import domain_of
 from hfedatm_core.metrics import Metric
 from hfedatm_core.tasks import BadTargets, LearningTask
 
@@ -47,6 +48,7 @@ __all__ = [
     "Update",
     "UserError",
     "Wrapper",
+    "domain_of",
     "forward",
     "mean_loss_gradient",
     "option",

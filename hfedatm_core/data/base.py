@@ -137,7 +137,9 @@ class Domain:
 class DomainData:
     """A data set: its description and its domains by name.
 
-    ``aliases`` maps other names that users type (``"L38"``) to the names in ``domains``.
+    ``aliases`` maps other names that users type (``"L38"``) to the names in ``domains``. A function
+    that loads data may also put data sets of torch or Hugging Face into ``domains``
+    (`hfedatm_core.data.adapting`).
     """
 
     spec: DataSpec

@@ -99,7 +99,7 @@ def per_pixel(spec):
 
 def run(folder, task, **more):
     given = SMALL | {"task": task, "dataset": f"test_learning:{TASKS[task]}"}
-    given |= {"station-rounds": 1, "local-epochs": 6}
+    given |= {"station-rounds": 1, "local-epochs": 8, "batch-size": 8}
     if "Pixels" in task:
         given |= {"model": "test_learning:per_pixel", "metrics": "test_learning:Right"}
     return run_locally(given | more | {"output": str(folder), "run-name": "run"})
@@ -110,9 +110,9 @@ def test_a_run_learns_the_task_and_names_its_measure(tmp_path, task, capsys):
     summary = run(tmp_path, task)
     name = build_task(small_settings(task=task), numbers().spec).measure
     lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
-    first, *_, last = (json.loads(line) for line in lines)
+    last = json.loads(lines[-1])
     assert not last["failures"] and last["moved"] is not None
-    assert last["unseen"]["loss"] < first["unseen"]["loss"]
+    assert last["unseen"]["loss"] < 0.5, "a constant answer has about 0.67, 0.64 or more"
     assert last["source"]["measure"] == last["unseen"]["measure"] == name
     assert summary["best_by_source"]["source_accuracy"] > 0.6
     assert f"source {name}"[:12] in capsys.readouterr().out
