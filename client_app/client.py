@@ -23,6 +23,7 @@ from hfedatm.base.building import (
 )
 from hfedatm.base.errors import UserError
 from hfedatm.base.evaluation import evaluate
+from hfedatm.base.learning import find_augmentations
 from hfedatm.base.memory import NodeMemory
 from hfedatm.base.metric_sums import no_sums
 from hfedatm.base.own_metrics import sendable
@@ -50,14 +51,15 @@ class LocalWork:
         self.task = Task.from_record(content["task"])
         settings = self.settings = self.task.settings
         self.device = pick_device(settings)
-        self.method = build_method(settings)
         # The server checks this too, but a client must not rely on a server it does not own.
-        if settings.dp_sgd and self.task.kind != "evaluate" and not self.method.per_example_loss:
+        method = build_method(settings)
+        if settings.dp_sgd and self.task.kind != "evaluate" and not method.per_example_loss:
             raise UserError(
                 f"dp-sgd: client-method = {settings.client_method!r} mixes examples or sends "
                 "more than the model, which DP-SGD does not cover"
             )
         self.data = client_data(settings, self.task.client, context.node_config)
+        self.method = build_method(settings, self.data.spec)
         self.received = record_to_state(content["model"])  # type: ignore[arg-type]
         shared = find_record(content, "shared", ArrayRecord)
         self.shared = record_to_state(shared) if shared else {}
@@ -109,6 +111,7 @@ class LocalWork:
             validation=self._validation(),
             device=self.device,
             memory=self.memory.load(before=self._moment),
+            task=self.method.task,
         )
         shuffled = self._batches(derive(self._seed, "order"))
         metrics = call_train_fn(
@@ -177,7 +180,7 @@ class LocalWork:
         return withhold(reply, self.content, self.task, self._context)
 
     def evaluate(self) -> tuple[dict[str, float], State]:
-        """Return loss and accuracy counts, in total and by domain, and the sums of metrics.
+        """Return loss and summed scores, in total and by domain, and the sums of metrics.
 
         All of them are measured on this client's validation examples.
         """
@@ -188,7 +191,7 @@ class LocalWork:
         with self._reproducible():
             for domain in self.data.validation:
                 batches = Batches(domain, self.data.spec, 256, self.device)
-                found = evaluate(self.model, batches, metrics)
+                found = evaluate(self.model, batches, metrics, self.method.task)
                 numbers["loss"] += found.loss * len(domain)
                 for count, number in (("correct", found.correct), ("num-examples", found.examples)):
                     numbers[count] += number
@@ -218,7 +221,10 @@ class LocalWork:
         return DataLedgerFile(self.memory.root, data, self.task.run)
 
     def _batches(self, seed: int | None = None) -> Batches:
-        return Batches(self.data.train, self.data.spec, self.settings.batch_size, self.device, seed)
+        """Return the training examples; with a seed shuffled and augmented, to train on."""
+        s = self.settings
+        augment = find_augmentations(s) if seed is not None else ()
+        return Batches(self.data.train, self.data.spec, s.batch_size, self.device, seed, augment)
 
     def _validation(self) -> Batches:
         """Return the validation examples of all domains; there may be none."""

@@ -13,6 +13,7 @@ import torch
 
 from hfedatm.base.building import BadData, find_dataset, load_data, target_domain
 from hfedatm.base.errors import UserError
+from hfedatm.base.learning import build_task
 from hfedatm.base.seeding import derive
 from hfedatm.base.settings import Settings
 from hfedatm.base.trust.policy import Policy, PolicyRefusal
@@ -90,9 +91,10 @@ def client_data(settings: Settings, client: int, node_config: Mapping[str, Any])
             f"dataset: this node's own data cannot be loaded as {settings.dataset!r} with "
             f"target-domain {settings.target_domain!r}; the node's log says why"
         ) from None
-    train, validation = [], []
+    train, validation, task = [], [], build_task(settings, spec)
     for domain in own:
-        kept, held = split_validation(domain.targets, settings.validation_fraction, settings.seed)
+        groups = task.strata(domain.targets)
+        kept, held = split_validation(groups, settings.validation_fraction, settings.seed)
         train.append(domain.subset(kept) if len(held) else domain)
         if len(held):
             validation.append(domain.subset(held))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from client_app.training import Diverged, make_optimizer
@@ -15,6 +14,7 @@ from hfedatm.contracts import Method
 from hfedatm_core import forward
 from hfedatm_core.privacy.dpsgd import make_private, poisson_batches
 from hfedatm_core.privacy.noise import NoiseSource
+from hfedatm_core.tasks import CLASSES, LearningTask
 
 LOSS_BOUND = 10.0
 """An example's loss counts up to this bound, which limits its influence on the reported mean."""
@@ -61,16 +61,22 @@ def train_privately(
             parameter.grad = None
     if not all(bool(torch.isfinite(p).all()) for p in model.parameters()):
         raise Diverged(f"the weights are not finite after DP-SGD at lr {lr:g}: lower lr")
-    return private_loss(model, data, sigma, source)
+    return private_loss(model, data, sigma, source, method.task)
 
 
 @torch.no_grad()
-def private_loss(model: nn.Module, data: Batches, sigma: float, source: NoiseSource) -> float:
+def private_loss(
+    model: nn.Module,
+    data: Batches,
+    sigma: float,
+    source: NoiseSource,
+    task: LearningTask = CLASSES,
+) -> float:
     """Return the mean over all examples of min(loss, bound), noised: one Gaussian release."""
     model.eval()
     total = 0.0
     for inputs, targets in data:
-        losses = F.cross_entropy(forward(model, inputs), targets, reduction="none").cpu().double()
+        losses = task.losses(forward(model, inputs), targets).cpu().double()
         # A loss that is not finite counts as the bound, so the sum does not show it.
         total += float(losses.nan_to_num(nan=LOSS_BOUND).clamp(0.0, LOSS_BOUND).sum())
     total += sigma * LOSS_BOUND * float(source.normal(1)[0])

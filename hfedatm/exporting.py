@@ -20,7 +20,7 @@ from hfedatm.base.resolving import validate
 from hfedatm.base.results import load_weights, read_tensors
 from hfedatm.base.settings import Settings, SettingsError
 from hfedatm.base.trust import authorship
-from hfedatm.runs import Run
+from hfedatm.runs import Run, measure_of
 from hfedatm_core.data import DataSpec
 from hfedatm_files import replacing
 from server_app.scores import summarise
@@ -82,6 +82,7 @@ def model_card(run: Run, settings: Settings, spec: DataSpec, which: str) -> str:
         spec=spec,
         scores=(outcome["best_by_source"] if which == "best" else None) or outcome["last"],
         which=which,
+        measure=measure_of([run]),
         sources=sorted({re.sub(r"[^\w .:+-]", "_", domain) for domain in run.domains}),
         privacy=statement(settings, build_rule(settings).needs_grams),
     )

@@ -173,6 +173,7 @@ def _data(settings: Settings, data: DomainData) -> dict[str, Any]:
     return {
         "dataset": settings.dataset,
         "kind": data.spec.kind,
+        "task": settings.task,
         "classes": data.spec.num_classes,
         "domains": {name: len(domain) for name, domain in data.domains.items()},
         "unseen": target,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from hfedatm.base import presence
 from hfedatm.base.app_home import home_of, project_of
 from hfedatm.base.errors import UserError
 from hfedatm.base.results import read_json, read_rounds
-from hfedatm.base.round_record import RoundRecord
+from hfedatm.base.round_record import ACCURACY, RoundRecord
 from hfedatm.base.settings import Settings
 from hfedatm.base.text import printable
 
@@ -146,6 +146,12 @@ class Run:
             return found.accuracy if found else None
 
         return self.curve(accuracy)
+
+
+def measure_of(runs: Sequence[Run]) -> str:
+    """Return the name of what the runs' scores measure; runs of several tasks have only scores."""
+    found = {record.measure for run in runs for record in run.rounds[-1:]}
+    return printable(found.pop(), 40) if len(found) == 1 else "score" if found else ACCURACY
 
 
 def read_run(where: str | Path) -> Run:

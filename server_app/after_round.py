@@ -17,7 +17,7 @@ from hfedatm.base.evaluation import evaluate
 from hfedatm.base.metric_sums import values
 from hfedatm.base.records import record_to_state
 from hfedatm.base.results import RunFolder
-from hfedatm.base.round_record import Unseen
+from hfedatm.base.round_record import Unseen, optional_fields
 from hfedatm.base.seeding import seed_torch
 from hfedatm.base.text import printable
 from hfedatm_core.data import DomainData
@@ -83,15 +83,17 @@ class AfterRound:
     def _evaluate(self, arrays: ArrayRecord, number: int) -> Unseen:
         self._model.load_state_dict(record_to_state(arrays))
         seed_torch(self._folder.settings.seed, self._device)
-        metrics = self._strategy.metrics
-        result = evaluate(self._model.to(self._device), self._unseen, metrics)
+        metrics, task = self._strategy.metrics, self._strategy.method.task
+        result = evaluate(self._model.to(self._device), self._unseen, metrics, task)
         if shown := self._strategy.round_diagnostics:
-            mistakes = diagnostics.mistakes(self._model, self._unseen, self._spec)
-            diagnostics.save(self._folder.path, number, shown.arrays | mistakes)
+            kept = dict(shown.arrays)
+            if task.has_classes:
+                kept |= diagnostics.mistakes(self._model, self._unseen, self._spec)
+            diagnostics.save(self._folder.path, number, kept)
         return Unseen(
             domain=self._target,
             accuracy=result.correct / result.examples,
             # JSON has no NaN, which is the loss of a model that has diverged
             loss=result.loss if math.isfinite(result.loss) else None,
-            **({"metrics": values(metrics, result.sums)} if metrics else {}),
+            **optional_fields(values(metrics, result.sums) if metrics else None, task.measure),
         )

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hfedatm.base.privacy_settings import statement
-from hfedatm.base.round_record import Privacy, RoundRecord, labels
+from hfedatm.base.round_record import ACCURACY, Privacy, RoundRecord, labels
 from hfedatm.base.settings import Settings
 from hfedatm.base.text import names_in, number, printable
 from hfedatm_core.data import DomainData
@@ -66,7 +66,8 @@ def outcome(summary: Mapping[str, Any], rounds: Sequence[RoundRecord], folder: P
     """Return the table at the end; its last line names the results folder."""
     up = summary["bytes_up"]
     table = Table(title="Result", title_justify="left")
-    for column in ("model", "round", "source accuracy", "unseen-domain accuracy"):
+    measure = printable(rounds[-1].measure) if rounds else ACCURACY
+    for column in ("model", "round", f"source {measure}", f"unseen-domain {measure}"):
         table.add_column(column, justify="left" if column == "model" else "right")
     for name, key in (("last", "last"), ("best by source validation", "best_by_source")):
         if scores := summary[key]:

@@ -41,7 +41,7 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
     """Run all remaining rounds over a Grid of stations; return the summary."""
     settings = folder.settings
     data = load_data(settings)
-    method = build_method(settings)
+    method = build_method(settings, data.spec)
     model = build_model(settings, data.spec, method)
     done, state, remembered = folder.restore()
     if done:
@@ -112,5 +112,5 @@ def _own_start(settings: Settings, spec: DataSpec, method: Method, station: int)
 def _shared_template(model: nn.Module, method: Any, spec: DataSpec) -> dict[str, torch.Tensor]:
     if method.sharing == "none":
         return {}
-    shared = method.share(model, [(spec.example(), torch.zeros(2, dtype=torch.long))])
+    shared = method.share(model, [(spec.example(), method.task.example())])
     return {name: torch.zeros_like(value) for name, value in shared.items()}

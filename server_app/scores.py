@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hfedatm.base.metric_sums import HeldSums, values
-from hfedatm.base.round_record import DomainScore, RoundRecord, Source, StationScore
+from hfedatm.base.round_record import (
+    ACCURACY,
+    DomainScore,
+    RoundRecord,
+    Source,
+    StationScore,
+    optional_fields,
+)
 from hfedatm_core.metrics import Metric
 from hfedatm_core.robust.counting import bounded_counts, score
 
@@ -17,13 +24,14 @@ def source_scores(
     claim_factor: float = 0.0,
     sums: HeldSums | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    measure: str = ACCURACY,
 ) -> Source:
     """Return scores from the stations' counts, by station.
 
     A station sends ``correct``, ``num-examples`` and ``loss-sum``, and the first two once more per
     domain as ``correct/<domain>`` and ``num-examples/<domain>``. Its examples count up to
     ``claim_factor`` times the median (0: as they are), and so do the ``sums`` of ``metrics``. The
-    best model is chosen by ``score``.
+    best model is chosen by ``score``. ``measure`` is the task's name of the mean score.
     """
     claimed = list(evaluated.values())
     bounded = bounded_counts(claimed, claim_factor)
@@ -49,7 +57,7 @@ def source_scores(
             )
             for name, counts in sorted(evaluated.items())
         },
-        **({"metrics": found} if found else {}),
+        **optional_fields(found or None, measure),
     )
 
 

@@ -255,7 +255,7 @@ class HFedATMStrategy(Strategy):
         before, most = self.memory.accepted, self.settings.max_fall
         factor, found = self.settings.claim_factor, None
         if evaluated:
-            found = source_scores(evaluated, factor, sums, self.metrics)
+            found = source_scores(evaluated, factor, sums, self.metrics, self.method.task.measure)
         self.record = self.record.but(failures=list(notes.failures))
         # If most stations cannot evaluate the model, it returns no finite numbers.
         if before and most and answered < self._asked / 2:

@@ -59,4 +59,4 @@ def sentence(before: Source | None, now: Source | None) -> str:
     if before is None or now is None:
         return "most stations could not evaluate the model"
     was, became = (100 * scores.accuracy for scores in (before, now))
-    return f"source accuracy fell from {was:.1f} % to {became:.1f} %"
+    return f"source {before.measure} fell from {was:.1f} % to {became:.1f} %"

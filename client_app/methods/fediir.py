@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,8 @@ class FedIIR(Method):
     level
         Average over all clients (``global``) or over those of one station (``station``).
     """
+
+    needs_classes: ClassVar[bool] = True
 
     gamma: float = 1e-3
     ema: float = 0.95

@@ -13,6 +13,7 @@ Learning", NeurIPS 2022, https://openreview.net/forum?id=mrt90D00aQX.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -71,6 +72,8 @@ class FedSR(Method):
     samples
         Draws averaged in evaluation; 0 uses the mean of the representation.
     """
+
+    needs_classes: ClassVar[bool] = True
 
     l2r: float = 0.01
     cmi: float = 1e-3

@@ -19,6 +19,7 @@ Generalization", arXiv:2403.15605.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +58,8 @@ class GPerXAN(Method):
     batch_share
         Initial share of batch normalisation in the mix.
     """
+
+    needs_classes: ClassVar[bool] = True
 
     guide: float = 0.5
     batch_share: float = 0.5

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from hfedatm.base.seeding import generator
+from hfedatm.base.seeding import derive, generator
+from hfedatm_core.augmentations import Augment
 from hfedatm_core.data import Batch, DataSpec, Domain, batches
 
 
 class Batches:
     """Mini-batches of a client's examples; every pass over them is one epoch.
 
-    With a seed each epoch is shuffled anew, in an order that depends only on the seed.
+    With a seed each epoch is shuffled anew, in an order that depends only on the seed, and each
+    batch is changed by ``augment``, too. Without a seed batches are as stored.
     """
 
     def __init__(
@@ -23,9 +25,10 @@ class Batches:
         batch_size: int,
         device: torch.device,
         seed: int | None = None,
+        augment: Sequence[Augment] = (),
     ) -> None:
         self.domain, self._spec, self._size, self._device = domain, spec, batch_size, device
-        self._seed, self._epoch = seed, 0
+        self._seed, self._epoch, self._augment = seed, 0, augment
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of the next epoch."""
@@ -37,7 +40,7 @@ class Batches:
             and len(self.domain) > self._size
             and len(self.domain) % self._size == 1
         )
-        return batches(
+        found = batches(
             self.domain,
             self._spec,
             self._size,
@@ -45,6 +48,15 @@ class Batches:
             device=self._device,
             drop_last=lonely,
         )
+        if self._seed is None or not self._augment:
+            return found
+        return self._augmented(found, generator(derive(self._seed, "augment"), self._epoch))
+
+    def _augmented(self, found: Iterator[Batch], source: torch.Generator) -> Iterator[Batch]:
+        for inputs, targets in found:
+            for augment in self._augment:
+                inputs, targets = augment(inputs, targets, source)
+            yield inputs, targets
 
     def pick(self, index: torch.Tensor) -> Batch:
         """Return these examples as one batch, which may be empty."""

@@ -19,6 +19,7 @@ import hfedatm_core.metrics
 import hfedatm_core.models
 import hfedatm_core.robust.rules
 from hfedatm.base.errors import UserError
+from hfedatm.base.learning import build_task, find_task, require_classes
 from hfedatm.base.options import parse_params
 from hfedatm.base.plugins import calling, check_call, construct, find_class, find_function
 from hfedatm.base.rule_keys import find_rule, given_to_rule
@@ -29,6 +30,7 @@ from hfedatm.base.trust.policy import Policy
 from hfedatm.contracts import Method, Rule
 from hfedatm_core import ChannelGraph, Gram, collect_grams, forward
 from hfedatm_core.data import DataSpec, DomainData, Inputs
+from hfedatm_core.data.adapting import NotADomain, as_domains
 from hfedatm_core.data.checking import BadDomain, check_domains
 from hfedatm_core.discovery import check_options
 from hfedatm_core.metrics import Metric
@@ -52,11 +54,12 @@ def load_data(settings: Settings, data_dir: str | None = None) -> DomainData:
     ``data_dir`` is the folder to read, whatever the settings say; an empty string means no folder.
     """
     folder = Policy.current().data.folder or settings.data_dir if data_dir is None else data_dir
-    return _load(settings.dataset, settings.dataset_params, folder)
+    find_task(settings.task)  # ask the policy, even if the data are loaded
+    return _load(settings.dataset, settings.dataset_params, folder, settings.task)
 
 
 @lru_cache(maxsize=2)
-def _load(dataset: str, params: str, data_dir: str) -> DomainData:
+def _load(dataset: str, params: str, data_dir: str, task: str) -> DomainData:
     load = find_dataset(dataset)
     check_call("dataset", load, "load(data_dir, **params) -> DomainData", "data_dir")
     options = parse_params(params)
@@ -66,10 +69,15 @@ def _load(dataset: str, params: str, data_dir: str) -> DomainData:
     if not isinstance(data, DomainData):
         raise UserError(f"dataset: {dataset!r} returned {type(data).__name__}, not a DomainData")
     try:
-        check_domains(data)
+        checked = as_domains(data)
+        with calling("task", task):
+            check_domains(checked, find_task(task)(data.spec))
+    except NotADomain as error:
+        name, why = error.args
+        raise BadData(f"dataset: {dataset!r}, domain {name!r}: {why}", why) from None
     except BadDomain as error:
         raise BadData(f"dataset: {dataset!r}, {error}", error.fault) from None
-    return data
+    return checked
 
 
 def find_dataset(name: str) -> Callable[..., Any]:
@@ -111,18 +119,29 @@ def build_metrics(settings: Settings, spec: DataSpec) -> dict[str, Metric]:
     for name in names_in(settings.metrics):
         cls = find_class("metrics", name, hfedatm_core.metrics, Metric, "hfedatm.metrics")
         label = name.partition(":")[2] or name
+        require_classes(settings, cls, f"metrics: {name!r}")
         if label in metrics:
             raise UserError(f"metrics: two of them are called {label!r}")
-        metrics[label] = construct("metrics", cls, {"num_classes": spec.num_classes})
+        metric: Metric = construct("metrics", cls, {"num_classes": spec.num_classes})
+        metric.task = build_task(settings, spec)  # type: ignore[misc]
+        metrics[label] = metric
     return metrics
 
 
-def build_method(settings: Settings) -> Method:
-    """Make the client method, including the additions of the server rule."""
+def build_method(settings: Settings, spec: DataSpec | None = None) -> Method:
+    """Make the client method, including the additions of the server rule.
+
+    A method that trains needs the ``spec``, from which its learning task is made.
+    """
     package = import_module(BUILT_IN_METHODS)
     cls = find_class("client-method", settings.client_method, package, Method, "hfedatm.methods")
+    require_classes(settings, cls, f"client-method: {settings.client_method!r}")
     method: Method = construct("client-params", cls, parse_params(settings.client_params))
-    return build_rule(settings).on_client(method)
+    wrapped = build_rule(settings).on_client(method)
+    if spec is not None:
+        for one in (method, wrapped):
+            one.task = build_task(settings, spec)  # type: ignore[misc]
+    return wrapped
 
 
 def build_model(
@@ -170,16 +189,18 @@ def _check_options(
 
 
 def try_model(settings: Settings, model: nn.Module, spec: DataSpec) -> None:
-    """Refuse a model that does not turn examples of the data into one score per class."""
+    """Refuse a model whose outputs do not have the shape that the task needs."""
+    task = build_task(settings, spec)
     example = spec.example()
     with calling("model", settings.model), torch.no_grad():
         scores: Any = forward(model.eval(), example)
     model.train()
     shape = tuple(getattr(scores, "shape", ()))
-    if shape != (2, spec.num_classes):
+    if shape != (2, *task.output_shape):
+        meaning = ": one score per class" if task.has_classes else f" (task={settings.task})"
         raise UserError(
             f"model: {settings.model!r} turns 2 examples into a {type(scores).__name__} of shape "
-            f"{shape}; needed is a Tensor of shape {(2, spec.num_classes)}: one score per class"
+            f"{shape}; needed is a Tensor of shape {(2, *task.output_shape)}{meaning}"
         )
 
 

@@ -3,7 +3,7 @@
 Built-in names are modules of one package and are found by importing them, so adding one is adding
 a file. Other packages can announce theirs under the entry-point groups ``hfedatm.models``,
 ``hfedatm.datasets``, ``hfedatm.methods``, ``hfedatm.rules``, ``hfedatm.robust``,
-``hfedatm.metrics`` and ``hfedatm.trainers``.
+``hfedatm.metrics``, ``hfedatm.tasks``, ``hfedatm.augmentations`` and ``hfedatm.trainers``.
 
 In a deployed process, a run can import other code only if the owner's policy lists it.
 """

@@ -24,6 +24,10 @@ Whole = Annotated[int, Field(ge=0, le=2**53)]
 Share = Annotated[int | float, Field(ge=0, le=1 + 1e-6)]  # rounding may lift a mean of ones above 1
 
 
+ACCURACY = "accuracy"
+"""What the field ``accuracy`` of a score holds, unless its ``measure`` says otherwise."""
+
+
 class BadLine(ValueError):
     """A line does not describe a round; the message says why."""
 
@@ -102,6 +106,8 @@ class Source(_Part):
     stations: dict[str, StationScore] = {}
     metrics: dict[str, Number] = {}
     """By the names in the setting ``metrics``."""
+    measure: str = ACCURACY
+    """The learning task's name of the mean score that every ``accuracy`` holds."""
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -118,6 +124,7 @@ class Unseen(_Part):
     loss: Number | None = None
     metrics: dict[str, Number] = {}
     """By the names in the setting ``metrics``."""
+    measure: str = ACCURACY
 
 
 class Privacy(_Part):
@@ -204,6 +211,11 @@ class RoundRecord(_Part):
         return self.unseen.accuracy if self.unseen else None
 
     @property
+    def measure(self) -> str:
+        """The name of the mean score: accuracy, or that of another learning task."""
+        return next((s.measure for s in (self.unseen, self.source) if s), ACCURACY)
+
+    @property
     def numbers(self) -> dict[str, float]:
         """Plugged-in numbers: own numbers of training, and metrics of source and unseen domain."""
         found = dict(self.metrics or {})
@@ -241,6 +253,12 @@ class RoundRecord(_Part):
             if value.get(key, 0) is None:
                 raise BadLine(f"{key} is null; leave unknown fields out")
         return record
+
+
+def optional_fields(metrics: dict[str, float] | None, measure: str) -> dict[str, Any]:
+    """Return the fields that a line has only if a run measures more than accuracy, or another."""
+    found: dict[str, Any] = {} if metrics is None else {"metrics": metrics}
+    return found if measure == ACCURACY else {**found, "measure": measure}
 
 
 def _printable(value: Any) -> Any:

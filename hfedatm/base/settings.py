@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field, model_validator
 from hfedatm.base.errors import UserError
 from hfedatm.base.options import Checked, as_key, parse_params
 from hfedatm.base.privacy_settings import Mechanism, check_privacy_settings
+from hfedatm.base.settings_together import check_together
 
 CARRIER = "rule_keys"
 """Field that carries the given values of the rules' keys to all tiers; users write the keys."""
@@ -57,8 +58,18 @@ class Settings(Checked):
     validation_fraction: float = Field(
         0.1, ge=0, lt=1, description="held out per class, per client"
     )
+    augment: str = Field(
+        "",
+        description="changes to training batches: flip, crop, noise or 'package.module:function' "
+        "(comma-separated)",
+    )
 
     # --- model and local training
+    task: str = Field(
+        "classification",
+        description="what is learned: classification, regression, multi-label, an entry point, or "
+        "'package.module:Class'",
+    )
     model: str = Field(
         "lenet5", description="built-in name, entry point, or 'package.module:function'"
     )
@@ -246,28 +257,8 @@ class Settings(Checked):
             except ValueError as error:
                 raise ValueError(f"{as_key(key)}: {error}") from None
         check_privacy_settings(self)
-        self._check_robust()
+        check_together(self)
         return self
-
-    def _check_robust(self) -> None:
-        if self.secure_aggregation and self.robust_clients != "none":
-            raise ValueError(
-                f"robust-clients: got {self.robust_clients!r}; with secure-aggregation a station "
-                "sees only a sum: choose none, and let the server compare stations "
-                "(robust-stations)"
-            )
-        if self.gram_layers == "all" and (
-            self.privacy_mechanism != "none" or self.secure_aggregation
-        ):
-            raise ValueError(
-                "gram-layers: got 'all'; noise and secure sums know Grams of Linear layers only: "
-                "choose linear, or auto, which then measures those"
-            )
-        if self.station_start == "own" and self.robust_stations != "none":
-            raise ValueError(
-                f"robust-stations: got {self.robust_stations!r}; with station-start=own the "
-                "stations' models cannot be compared number by number: choose none"
-            )
 
     @property
     def num_clients(self) -> int:

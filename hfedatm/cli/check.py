@@ -51,7 +51,10 @@ def _show(found: dict[str, Any]) -> None:
     domains = ", ".join(f"{name} ({count})" for name, count in data["domains"].items())
     each = data["examples_per_client"]
     facts = Table.grid(padding=(0, 2))
-    facts.add_row("data", f"{data['dataset']}: {data['classes']} classes; domains {domains}")
+    learned = f"{data['classes']} classes"
+    if data["task"] != "classification":
+        learned = f"{data['task']}, {data['classes']} outputs"
+    facts.add_row("data", f"{data['dataset']}: {learned}; domains {domains}")
     facts.add_row(
         "",
         f"{data['unseen']} is never seen; {each['smallest']} to {each['largest']} "

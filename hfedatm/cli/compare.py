@@ -53,6 +53,7 @@ def compare(
 def describe(found: list[Any]) -> dict[str, Any]:
     """Return the comparison as plain data."""
     from hfedatm.comparison import differing, group, numbers, p_value, scores
+    from hfedatm.runs import measure_of
 
     groups = group(found)
     accuracies, others = scores(found), numbers(found)
@@ -83,6 +84,7 @@ def describe(found: list[Any]) -> dict[str, Any]:
     return {
         "settings": {"runs": [run.name for run in found], "differing": differing(found)},
         "groups": [{"label": g.label, "runs": [run.name for run in g.runs]} for g in groups],
+        "measure": measure_of(found),
         "scores": rows,
     }
 
@@ -111,7 +113,7 @@ def _show(table: dict[str, Any]) -> None:
         f"{letter} (n={len(g['runs'])})" for letter, g in zip(letters, table["groups"], strict=True)
     ]
     shown = Table(
-        "accuracy in %, numbers as they are",
+        f"{escape(table['measure'])} in %, numbers as they are",
         *columns,
         "better",
         title="Who wins where",

@@ -2,10 +2,11 @@
 
     from hfedatm.contracts import Method, Rule, DomainData
 
-A client method extends `Method`, a server rule `Rule`, a metric `Metric`, a tracker `Tracker`. A
-data set is a function that returns a `DomainData`, a model one that takes a `DataSpec` and returns
-a network. A training function takes a network, `Batches`, the received `State` and the `Settings`,
-and if it has a parameter called ``context`` a `TrainingContext`.
+A client method extends `Method`, a server rule `Rule`, a metric `Metric`, a learning task
+`LearningTask`, a tracker `Tracker`. A data set is a function that returns a `DomainData`, a model
+one that takes a `DataSpec` and returns a network. A training function takes a network, `Batches`,
+the received `State` and the `Settings`, and if it has a parameter called ``context`` a
+`TrainingContext`.
 """
 
 from hfedatm.base.batches import Batches
@@ -20,15 +21,19 @@ from hfedatm.contracts.training import TrainingContext
 from hfedatm.contracts.wrapper import Wrapper
 from hfedatm_core import Merged, MergeReport, Update, forward
 from hfedatm_core.data import Batch, DataSpec, Domain, DomainData, Inputs
+from hfedatm_core.data.adapting import domain_of
 from hfedatm_core.metrics import Metric
+from hfedatm_core.tasks import BadTargets, LearningTask
 
 __all__ = [
+    "BadTargets",
     "Batch",
     "Batches",
     "DataSpec",
     "Domain",
     "DomainData",
     "Inputs",
+    "LearningTask",
     "MergeReport",
     "Merged",
     "Method",
@@ -43,6 +48,7 @@ __all__ = [
     "Update",
     "UserError",
     "Wrapper",
+    "domain_of",
     "forward",
     "mean_loss_gradient",
     "option",

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hfedatm.base.state import State
 from hfedatm_core import forward
 from hfedatm_core.data import Batch, Inputs
+from hfedatm_core.tasks import CLASSES, LearningTask
 
 
 @dataclass
@@ -29,6 +29,12 @@ class Method:
     per_example_loss: ClassVar[bool] = False
     """Whether `loss` is a mean over examples of a function of the network's output alone, and no
     gradient is changed; DP-SGD needs this."""
+
+    needs_classes: ClassVar[bool] = False
+    """Whether the method can only train classifiers."""
+
+    task: ClassVar[LearningTask] = CLASSES
+    """The learning task of the run, which sets it (setting ``task``)."""
 
     def adapt(self, model: nn.Module) -> nn.Module:
         """Return the network this method trains; every tier calls this in the same way."""
@@ -50,8 +56,8 @@ class Method:
         return []
 
     def loss(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> Tensor:
-        """Return the training loss of a batch."""
-        return F.cross_entropy(forward(model, inputs), targets)
+        """Return the training loss of a batch; by default the loss of the task."""
+        return self.task.loss(forward(model, inputs), targets)
 
     def correct(self, model: nn.Module) -> None:
         """Change the gradients before a step."""
@@ -71,14 +77,17 @@ def snapshot(model: nn.Module) -> State:
 
 
 def mean_loss_gradient(
-    model: nn.Module, batches: Iterable[Batch], parameters: dict[str, nn.Parameter]
+    model: nn.Module,
+    batches: Iterable[Batch],
+    parameters: dict[str, nn.Parameter],
+    task: LearningTask = CLASSES,
 ) -> State:
-    """Return the gradient of the mean cross-entropy over all batches, in evaluation mode."""
+    """Return the gradient of the task's mean loss over all batches, in evaluation mode."""
     model.eval()
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
     count = 0
     for inputs, targets in batches:
-        loss = F.cross_entropy(forward(model, inputs), targets, reduction="sum")
+        loss = task.total_loss(forward(model, inputs), targets)
         for name, g in zip(
             total, torch.autograd.grad(loss, list(parameters.values())), strict=True
         ):

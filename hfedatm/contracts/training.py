@@ -8,6 +8,7 @@ import torch
 
 from hfedatm.base.batches import Batches
 from hfedatm.base.state import State
+from hfedatm_core.tasks import CLASSES, LearningTask
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class TrainingContext:
         Tensors by name that this client kept in its last round, empty at first. Tensors that are in
         it when the function returns are there again in this client's next round; they never leave
         the client.
+    task
+        The learning task: ``task.loss(outputs, targets)`` is the loss of whatever is learned.
     """
 
     round: int
@@ -36,3 +39,4 @@ class TrainingContext:
     validation: Batches
     device: torch.device
     memory: State = field(default_factory=dict)
+    task: LearningTask = CLASSES

@@ -53,7 +53,11 @@ class HFedATM(FedAvg):
     """
 
     report: MergeReport | None = None
-    """The report of the last merge, layer by layer; None before the first."""
+    """The report of the last round's merge, layer by layer; None if there was none."""
+
+    not_aligned: str = ""
+    """Why the last round's models were averaged as they are; empty if they were aligned. Single
+    layers that stay unaligned are in ``graph.unaligned``."""
 
     def __init__(
         self,
@@ -94,6 +98,7 @@ class HFedATM(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Merge the models; metrics are aggregated as by ``FedAvg``."""
+        self.report, self.not_aligned = None, ""
         answers = list(replies)
         carried = {id(message): take_grams(message) for message in answers}
         arrays, metrics = super().aggregate_train(server_round, answers)
@@ -105,7 +110,8 @@ class HFedATM(FedAvg):
             updates = [u for m in usable if (u := self._update(m, carried[id(m)])) is not None]
             merged = self._merged(updates)
         except ValueError as error:
-            _LOG.warning("hfedatm: round %d is averaged by FedAvg: %s", server_round, error)
+            self.not_aligned = f"averaged by FedAvg: {error}"
+            _LOG.warning("hfedatm: round %d is %s", server_round, self.not_aligned)
             return arrays, metrics
         return self._publish(merged, arrays), metrics
 
@@ -139,10 +145,13 @@ class HFedATM(FedAvg):
             raise ValueError("no reply can be used")
         missing = self._model.keys() - updates[0].state.keys()
         if missing:
-            _LOG.warning(
-                "hfedatm: nothing is aligned, as replies lack %d tensors of the model, such as %s",
-                *(len(missing), min(missing)),
+            self.not_aligned = (
+                f"nothing is aligned, as replies lack {len(missing)} tensors of the model, such as "
+                f"{min(missing)}"
             )
+            _LOG.warning("hfedatm: %s", self.not_aligned)
+        elif not self.graph.groups:
+            self.not_aligned = "nothing is aligned, as the network has no channel groups"
         return merge(
             updates,
             self.graph,

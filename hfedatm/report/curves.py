@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from hfedatm.base.round_record import RoundRecord
 from hfedatm.report.style import DASHES, INK, MARKERS, MUTED, colour, figure, to_svg
-from hfedatm.runs import Run
+from hfedatm.runs import Run, measure_of
 from server_app.narration import size
 
 
@@ -26,10 +26,10 @@ def accuracy(runs: Sequence[Run]) -> str:
                 shade = number if len(runs) > 1 else dash
                 label = f"{run.name}, {what}" if len(runs) > 1 else f"{what} domains"
                 _line(axes, points, shade, dash, label.replace("unseen domains", "unseen domain"))
-        _percent(axes)
+        measure = _percent(axes, runs)
         _rounds(axes)
         axes.legend(loc="lower right", ncols=1 if len(runs) < 4 else 2, fontsize=9)
-        return to_svg(drawn, "Accuracy per round on source validation and on the unseen domain")
+        return to_svg(drawn, f"{measure} per round on source validation and on the unseen domain")
 
 
 def domain_numbers(run: Run) -> dict[str, int]:
@@ -54,10 +54,10 @@ def domains(run: Run) -> str | None:
             if name != unseen:
                 number = numbered[name]
                 _line(axes, run.domain_curve(name), number, number // 7, name, 1.6)
-        _percent(axes)
+        measure = _percent(axes, [run])
         _rounds(axes)
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="domain", fontsize=9)
-        return to_svg(drawn, "Accuracy per round of every domain")
+        return to_svg(drawn, f"{measure} per round of every domain")
 
 
 def numbers(run: Run) -> str | None:
@@ -208,10 +208,13 @@ def _line(
     )
 
 
-def _percent(axes: Axes) -> None:
+def _percent(axes: Axes, runs: Sequence[Run]) -> str:
+    """Show shares in per cent; return the name of what is shown, for a sentence's start."""
+    measure = measure_of(runs)
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
-    axes.set_ylabel("accuracy", color=MUTED)
+    axes.set_ylabel(measure, color=MUTED)
+    return f"{measure[:1].upper()}{measure[1:]}"
 
 
 def _rounds(axes: Axes, limits: tuple[int, int] | None = None) -> None:

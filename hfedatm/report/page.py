@@ -19,7 +19,7 @@ from hfedatm.base.settings import Settings, keys
 from hfedatm.base.text import printable
 from hfedatm.comparison import differing
 from hfedatm.report import curves, inside
-from hfedatm.runs import Run
+from hfedatm.runs import Run, measure_of
 from hfedatm_files import write_text
 from server_app.narration import size
 from server_app.scores import summarise
@@ -61,7 +61,10 @@ def render(runs: Sequence[Run]) -> str:
                 "of another version? Delete its 'diagnostics' to go on without"
             ) from error
     return pages.get_template("page.html.j2").render(
-        runs=facts, accuracy=curves.accuracy(runs), differing=differing(runs)
+        runs=facts,
+        accuracy=curves.accuracy(runs),
+        differing=differing(runs),
+        measure=measure_of(runs),
     )
 
 

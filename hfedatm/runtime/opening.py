@@ -98,7 +98,7 @@ def check(settings: Settings) -> list[str]:
     data = load_data(settings)
     target_domain(settings, data)
     warnings = _without_schedule(settings) if settings.train_fn else []
-    method, rule = build_method(settings), build_rule(settings)
+    method, rule = build_method(settings, data.spec), build_rule(settings)
     model = build_model(settings, data.spec, method)
     try_model(settings, model, data.spec)
     check_privacy(settings, rule, method, model, data.spec)

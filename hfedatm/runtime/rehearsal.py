@@ -17,6 +17,7 @@ from hfedatm.base.batches import Batches
 from hfedatm.base.building import build_metrics, open_grams, pick_device, target_domain
 from hfedatm.base.errors import UserError
 from hfedatm.base.evaluation import evaluate
+from hfedatm.base.learning import find_augmentations
 from hfedatm.base.metric_sums import leave_clients, require_bounded, values
 from hfedatm.base.plugins import calling
 from hfedatm.base.privacy_settings import gram_mechanism
@@ -55,17 +56,21 @@ def rehearse(
         model.to(device)
         with calling("model", settings.model), torch.no_grad():
             forward(model.eval(), next(iter(batch))[0])
+        train = batch
+        if settings.augment:
+            changes = find_augmentations(settings)
+            train = Batches(examples, data.spec, settings.batch_size, device, 0, changes)
         once = settings.model_copy(update={"local_epochs": 1})
         if settings.train_fn:
             with _blaming("train-fn", settings.train_fn):
-                _train_with(once, model, batch, device)
+                _train_with(once, method, model, train, device)
         else:
             with _blaming("client-method", settings.client_method):
-                _train(once, rule, method, model, batch)
+                _train(once, rule, method, model, train)
         grams: dict[str, Gram] = {}
         metrics = build_metrics(settings, data.spec)
         with calling("model", settings.model):
-            found = evaluate(model, batch, metrics)
+            found = evaluate(model, batch, metrics, method.task)
             if rule.needs_grams:
                 grams = open_grams(settings, model, batch)
     if leave_clients(settings):
@@ -118,8 +123,11 @@ def _train(
         )
 
 
-def _train_with(settings: Settings, model: nn.Module, batch: Batches, device: torch.device) -> None:
-    context = TrainingContext(1, 1, learning_rate(settings, 1, 1), batch, device)
+def _train_with(
+    settings: Settings, method: Method, model: nn.Module, batch: Batches, device: torch.device
+) -> None:
+    lr = learning_rate(settings, 1, 1)
+    context = TrainingContext(1, 1, lr, batch, device, task=method.task)
     received = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
     function = load_train_fn(settings)
     metrics = call_train_fn(function, model, batch, received, settings, context)

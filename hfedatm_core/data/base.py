@@ -24,7 +24,8 @@ class DataSpec:
     kind
         ``"image"``, ``"text"``, or ``"vector"`` (tables, features of a frozen network).
     num_classes
-        Number of classes; targets are ``0 .. num_classes - 1``.
+        Number of classes, or of labels; with ``outputs`` it becomes that number, so that a model
+        for classes also serves other tasks.
     input_shape
         One example: ``(channels, height, width)``, ``(tokens,)`` or ``(features,)``.
     class_names
@@ -35,22 +36,37 @@ class DataSpec:
         The tokenizer that made the ids, so that a pretrained model can refuse foreign ids.
     mean, std
         Per-channel constants; a stored uint8 image reaches the model as ``(x/255 - mean) / std``.
+    outputs
+        How many numbers a network returns for an example, instead of ``num_classes``, if the task
+        has no classes.
+    target_mean, target_std
+        Constants of the targets of a regression, which learns ``(target - mean) / std``: one for
+        all outputs, or one for each.
     """
 
     kind: Literal["image", "text", "vector"]
-    num_classes: int
-    input_shape: tuple[int, ...]
+    num_classes: int = 0
+    input_shape: tuple[int, ...] = ()
     class_names: tuple[str, ...] = ()
     vocab_size: int | None = None
     tokenizer: str | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    outputs: int = 0
+    target_mean: tuple[float, ...] = ()
+    target_std: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a description that contradicts itself."""
         if self.kind not in SHAPES:
             raise ValueError(f"kind must be one of {', '.join(SHAPES)}, not {self.kind!r}")
-        if self.num_classes < 2:
+        if self.outputs:
+            if self.outputs < 1 or self.num_classes not in (0, self.outputs):
+                raise ValueError(
+                    f"give num_classes or outputs, not both ({self.num_classes}, {self.outputs})"
+                )
+            object.__setattr__(self, "num_classes", self.outputs)
+        elif self.num_classes < 2:
             raise ValueError(f"num_classes must be at least 2, not {self.num_classes}")
         if self.class_names and len(self.class_names) != self.num_classes:
             raise ValueError(
@@ -69,8 +85,9 @@ class DataSpec:
                 raise ValueError(
                     f"{name} has {len(values)} values for {self.input_shape[0]} channels"
                 )
-        if any(value <= 0 for value in self.std):
-            raise ValueError(f"std must be positive, not {self.std}")
+        for name, values in (("std", self.std), ("target_std", self.target_std)):
+            if any(value <= 0 for value in values):
+                raise ValueError(f"{name} must be positive, not {values}")
 
     def example(self, batch: int = 2) -> Inputs:
         """Return small valid inputs, always the same ones, for tracing a model."""
@@ -120,7 +137,9 @@ class Domain:
 class DomainData:
     """A data set: its description and its domains by name.
 
-    ``aliases`` maps other names that users type (``"L38"``) to the names in ``domains``.
+    ``aliases`` maps other names that users type (``"L38"``) to the names in ``domains``. A function
+    that loads data may also put data sets of torch or Hugging Face into ``domains``
+    (`hfedatm_core.data.adapting`).
     """
 
     spec: DataSpec

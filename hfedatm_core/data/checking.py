@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hfedatm_core.data.base import DataSpec, Domain, DomainData
+from hfedatm_core.tasks import BadTargets, Classification, LearningTask
 
 _CHUNK = 2**24  # values checked at once, so that memory-mapped data is never loaded as a whole
 
@@ -26,41 +27,32 @@ class BadDomain(ValueError):
         super().__init__(f"domain {domain!r}: {fault}" + (f" ({detail})" if detail else ""))
 
 
-def check_domains(data: DomainData) -> None:
-    """Raise `BadDomain` unless all targets are classes and all inputs match the spec.
+def check_domains(data: DomainData, task: LearningTask | None = None) -> None:
+    """Raise `BadDomain` unless all targets suit the task and all inputs match the spec.
 
-    Every example is checked once, a part of the data at a time.
+    Every example is checked once, a part of the data at a time. Without a task it is
+    classification.
     """
     for name, domain in data.domains.items():
         if not isinstance(domain, Domain):
             raise BadDomain(str(name), f"it is {_kind(domain)}, not a Domain{_cure(domain)}")
-        _check_targets(domain, data.spec)
+        _check_targets(domain, task or Classification(data.spec))
         if data.spec.kind == "text":
             _check_tokens(domain, data.spec)
         else:
             _check_numbers(domain, data.spec)
 
 
-def _check_targets(domain: Domain, spec: DataSpec) -> None:
+def _check_targets(domain: Domain, task: LearningTask) -> None:
     targets: Any = domain.targets
     if not isinstance(targets, Tensor):
         raise BadDomain(domain.name, f"targets is {_kind(targets)}, not a Tensor{_cure(targets)}")
-    if targets.dtype != torch.long or targets.ndim != 1:
-        raise BadDomain(
-            domain.name,
-            f"targets is a tensor of {targets.dtype} and shape {_shape(targets)}; needed is one "
-            "class number per example, as torch.long: targets.long()",
-        )
     if not len(targets):
         raise BadDomain(domain.name, "it has no examples")
-    low, high = int(targets.min()), int(targets.max())
-    if low < 0 or high >= spec.num_classes:
-        raise BadDomain(
-            domain.name,
-            f"a target is no class: with num_classes = {spec.num_classes} they are "
-            f"0 … {spec.num_classes - 1}",
-            f"its targets reach from {low} to {high}",
-        )
+    try:
+        task.check(targets)
+    except BadTargets as error:
+        raise BadDomain(domain.name, error.fault, error.detail) from None
 
 
 def _check_numbers(domain: Domain, spec: DataSpec) -> None:

@@ -98,12 +98,14 @@ def station_order(
     return [sorted(ordered[start : start + size]) for start in range(0, len(ordered), size)]
 
 
-def split_validation(targets: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Split a client's examples into training and validation, evenly over the classes.
+def split_validation(groups: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Split a client's examples into training and validation, evenly over groups of examples.
+
+    ``groups`` has one number per example, such as its class (`LearningTask.strata`).
 
     Validation gets ``m = round(fraction * n)`` of the ``n`` examples: they are shuffled, sorted by
-    class, and every ``n/m``-th is taken. So each class gives ``fraction`` of its examples, up to
-    one more or less, even if classes are too small to be rounded one by one.
+    group, and every ``n/m``-th is taken. So each group gives ``fraction`` of its examples, up to
+    one more or less, even if groups are too small to be rounded one by one.
 
     Returns
     -------
@@ -112,12 +114,12 @@ def split_validation(targets: Tensor, fraction: float, seed: int) -> tuple[Tenso
     """
     if not 0 <= fraction < 1:
         raise ValueError(f"the validation fraction must be in [0, 1), not {fraction}")
-    size = len(targets)
+    size = len(groups)
     count = min(round(fraction * size), size - 1) if size else 0
     if count <= 0:
         return torch.arange(size), torch.empty(0, dtype=torch.long)
     shuffled = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
-    by_class = shuffled[torch.argsort(targets[shuffled], stable=True)]
+    in_order = shuffled[torch.argsort(groups[shuffled], stable=True)]
     chosen = torch.zeros(size, dtype=torch.bool)
-    chosen[by_class[(2 * torch.arange(count) + 1) * size // (2 * count)]] = True
+    chosen[in_order[(2 * torch.arange(count) + 1) * size // (2 * count)]] = True
     return (~chosen).nonzero().flatten(), chosen.nonzero().flatten()

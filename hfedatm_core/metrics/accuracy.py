@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,8 @@ from hfedatm_core.metrics.base import Metric
 
 class Accuracy(Metric):
     """``right / all``; every run reports it, even if it is not chosen."""
+
+    needs_classes: ClassVar[bool] = True
 
     def sums(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return the number of right answers and the number of all answers."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,8 @@ class Auc(Metric):
     bins of width 1/8 in log-odds. A pair of examples in one bin counts one half, so the area is off
     by at most half the share of such pairs, ``½ Σ_b p_b n_b``.
     """
+
+    needs_classes: ClassVar[bool] = True
 
     def sums(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return for each class the histogram of its examples and that of all other examples."""

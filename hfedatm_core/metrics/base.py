@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from hfedatm_core.tasks import LearningTask
 
 
 @dataclass
@@ -20,8 +23,14 @@ class Metric(ABC):
     Parameters
     ----------
     num_classes
-        Classes of the data set.
+        Classes of the data set, or how many numbers the network returns for an example.
     """
+
+    needs_classes: ClassVar[bool] = False
+    """Whether the metric is defined only if each target is the number of one class."""
+
+    task: ClassVar[LearningTask | None] = None
+    """The learning task; a run sets it. Without one it is classification."""
 
     num_classes: int
 
@@ -40,5 +49,9 @@ class Metric(ABC):
 
     def nothing(self) -> Tensor:
         """Return the sums over no examples."""
-        empty = torch.zeros(0, self.num_classes)
-        return self.sums(empty, torch.zeros(0, dtype=torch.long)).double()
+        if self.task is not None:
+            outputs, targets = torch.zeros(0, *self.task.output_shape), self.task.example(0)
+        else:
+            outputs = torch.zeros(0, self.num_classes)
+            targets = torch.zeros(0, dtype=torch.long)
+        return self.sums(outputs, targets).double()

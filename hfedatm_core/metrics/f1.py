@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,8 @@ class F1(Metric):
     A class occurs if it is the target or the prediction of an example, as in scikit-learn's
     ``f1_score(average="macro")``. The nodes add up the counts of each class, not the ratios.
     """
+
+    needs_classes: ClassVar[bool] = True
 
     def sums(self, scores: Tensor, targets: Tensor) -> Tensor:
         """Return, by class, the numbers of right predictions, of predictions and of examples."""

@@ -29,6 +29,11 @@ def _scaled(counts: Counts, factor: float) -> dict[str, float]:
     scaled = {name: float(int(value * factor)) for name, value in counts.items()}
     if "loss-sum" in counts:
         scaled["loss-sum"] = counts["loss-sum"] * factor
+    for name, value in counts.items():
+        if name.startswith("correct") and not float(value).is_integer():
+            # Scores of a task that grades: they shrink as their examples do, and never exceed them.
+            examples = name.replace("correct", "num-examples", 1)
+            scaled[name] = value * scaled[examples] / counts[examples]
     for kind in ("num-examples", "correct"):
         parts = [value for name, value in scaled.items() if name.startswith(f"{kind}/")]
         if parts:

@@ -226,6 +226,15 @@ def test_arrays_of_another_network_are_averaged_by_fedavg(caplog):
         arrays, _ = strategy.aggregate_train(1, [other(1), other(2)])
     assert list(arrays) == ["weight", "bias"]
     assert "averaged by FedAvg" in caplog.text and "names of the model" in caplog.text
+    assert strategy.report is None and "averaged by FedAvg" in strategy.not_aligned
+
+
+def test_a_round_that_is_averaged_shows_no_report_of_the_round_before():
+    strategy = HFedATM(model=net(0), example=EXAMPLE)
+    strategy.aggregate_train(1, [reply(1, net(1)), reply(2, net(2))])
+    assert strategy.report is not None and strategy.not_aligned == ""
+    strategy.aggregate_train(2, [reply(node, nn.Linear(2, 2)) for node in (1, 2)])
+    assert strategy.report is None and strategy.not_aligned
 
 
 def test_a_part_of_the_model_is_merged_without_alignment(caplog):
@@ -239,6 +248,7 @@ def test_a_part_of_the_model_is_merged_without_alignment(caplog):
     with caplog.at_level(logging.WARNING, logger="flwr"):
         arrays, _ = strategy.aggregate_train(1, [part(1), part(2)])
     assert "nothing is aligned" in caplog.text and "conv1.bias" in caplog.text
+    assert "conv1.bias" in strategy.not_aligned
     assert {r.how for r in strategy.report.layers.values()} == {"regmean"}
     assert all(name.startswith("fc") for name in arrays)
 

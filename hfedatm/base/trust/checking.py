@@ -13,7 +13,10 @@ from hfedatm.base.trust.policy import Policy, PolicyRefusal
 if TYPE_CHECKING:
     from hfedatm.base.settings import Settings
 
-GROUPS = ("models", "datasets", "methods", "rules", "robust", "trainers", "trackers", "metrics")
+GROUPS = (
+    *("models", "datasets", "methods", "rules", "robust", "trainers", "trackers", "metrics"),
+    *("tasks", "augmentations"),
+)
 """Entry-point groups without ``hfedatm.``: installing a package allows the code it announces."""
 
 CODE = (
@@ -26,6 +29,8 @@ CODE = (
     "train_fn",
     "track",
     "metrics",
+    "task",
+    "augment",
 )
 """Settings that name code."""
 

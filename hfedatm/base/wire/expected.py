@@ -75,6 +75,11 @@ class Expected:
         return self.settings.max_examples * self.together
 
     @property
+    def graded(self) -> bool:
+        """Whether an evaluation adds up scores between 0 and 1 instead of right answers."""
+        return self.settings.task != "classification"
+
+    @property
     def most_rows(self) -> int:
         """Most layer inputs that a Gram of the reply may claim to be the mean of."""
         return MOST_ROWS * self.together

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 
@@ -76,10 +77,11 @@ def count(metrics: Mapping[str, float], name: str, most: int, least: int = 1) ->
     return int(value)
 
 
-def read_counts(metrics: Mapping[str, float], most: int) -> Metrics:
+def read_counts(metrics: Mapping[str, float], most: int, graded: bool = False) -> Metrics:
     """Return the counts of an evaluation, in all and by domain, after checking that they add up.
 
-    There may be no examples at all.
+    There may be no examples at all. ``correct`` counts right answers; a ``graded`` task gives each
+    example a score from 0 to 1, and ``correct`` is their sum.
     """
     need(metrics, ("correct", "num-examples"))
     counts: Metrics = {}
@@ -87,9 +89,23 @@ def read_counts(metrics: Mapping[str, float], most: int) -> Metrics:
         if name == "num-examples" or name.startswith("num-examples/"):
             right = name.replace("num-examples", "correct", 1)
             counts[name] = float(count(metrics, name, most, least=0))
-            counts[right] = float(count(metrics, right, int(counts[name]), least=0))
+            counts[right] = (
+                _score_sum(metrics, right, counts[name])
+                if graded
+                else float(count(metrics, right, int(counts[name]), least=0))
+            )
     for kind in ("num-examples", "correct"):
         by_domain = [value for name, value in counts.items() if name.startswith(f"{kind}/")]
-        if by_domain and sum(by_domain) != counts[kind]:
+        exact = not graded or kind == "num-examples"
+        if by_domain and not math.isclose(
+            sum(by_domain), counts[kind], rel_tol=0 if exact else 1e-9, abs_tol=0 if exact else 1e-9
+        ):
             raise BadReply(f"metrics: {kind} of the domains do not add up to {counts[kind]:g}")
     return {name: counts[name] for name in metrics if name in counts}
+
+
+def _score_sum(metrics: Mapping[str, float], name: str, examples: float) -> float:
+    value = metrics.get(name)
+    if value is None or not 0 <= value <= examples * (1 + 1e-9):
+        raise BadReply(f"metrics: {name} = {value!r} cannot come from {examples:g} examples")
+    return min(float(value), examples)

@@ -200,7 +200,7 @@ def read_scores(message: Message, expected: Expected) -> Scores:
     tier = expected.tier
     content = open_reply(message, expected.most_bytes)
     metrics = read_metrics(content, MOST_SCORES)
-    counts = read_counts(metrics, expected.most_examples)
+    counts = read_counts(metrics, expected.most_examples, expected.graded)
     examples = int(counts["num-examples"])
     loss = "loss" if tier == "client" else "loss-sum"
     need(metrics, (loss,))

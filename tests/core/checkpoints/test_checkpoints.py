@@ -182,12 +182,17 @@ def test_a_broken_file_is_named(tmp_path, ending):
         read_state(tmp_path / f"half.{ending}")
 
 
-def test_two_checkpoints_are_in_memory_whatever_their_number(tmp_path, monkeypatch):
+@pytest.mark.parametrize("measured", [False, True], ids=["alone", "with Grams"])
+def test_two_checkpoints_are_in_memory_whatever_their_number(tmp_path, monkeypatch, measured):
     import hfedatm_core.checkpoints.fitting as fitting
 
     paths = [tmp_path / f"{seed}.safetensors" for seed in range(7)]
     for seed, path in enumerate(paths):
         save_file(net(seed).state_dict(), path)
+    grams = [path.with_suffix(".grams") for path in paths] if measured else []
+    for seed, path in enumerate(grams):
+        batch = torch.randn(64, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+        write_grams(path, collect_grams(net(seed), [(batch, None)], full=True), paths[seed])
     read: list[list[weakref.ref]] = []
     alive_at_each_read = []
 
@@ -198,7 +203,7 @@ def test_two_checkpoints_are_in_memory_whatever_their_number(tmp_path, monkeypat
         return state
 
     monkeypatch.setattr(fitting, "read_state", reading)
-    merge_checkpoints(paths, net(9), EXAMPLE)
+    merge_checkpoints(paths, net(9), EXAMPLE, grams=grams)
     assert alive_at_each_read == [1, 2, 2, 2, 2, 2, 2]
 
 
