@@ -70,13 +70,14 @@ def _load(dataset: str, params: str, data_dir: str, task: str) -> DomainData:
         raise UserError(f"dataset: {dataset!r} returned {type(data).__name__}, not a DomainData")
     try:
         checked = as_domains(data)
-        with calling("task", task):
-            check_domains(checked, find_task(task)(data.spec))
     except NotADomain as error:
         name, why = error.args
         raise BadData(f"dataset: {dataset!r}, domain {name!r}: {why}", why) from None
-    except BadDomain as error:
-        raise BadData(f"dataset: {dataset!r}, {error}", error.fault) from None
+    with calling("task", task):
+        try:
+            check_domains(checked, find_task(task)(data.spec))
+        except BadDomain as error:
+            raise BadData(f"dataset: {dataset!r}, {error}", error.fault) from None
     return checked
 
 
