@@ -21,6 +21,7 @@ import hfedatm_core.robust.rules
 from hfedatm.base.errors import UserError
 from hfedatm.base.options import parse_params
 from hfedatm.base.plugins import calling, check_call, construct, find_class, find_function
+from hfedatm.base.privacy_settings import sends_plain_grams
 from hfedatm.base.rule_keys import find_rule, given_to_rule
 from hfedatm.base.seeding import derive, seed_torch
 from hfedatm.base.settings import Settings
@@ -190,8 +191,10 @@ def measures_all(settings: Settings, round: int) -> bool:
     Noise and secure sums support only Grams of Linear layers.
     """
     apart = settings.station_start == "own" and round == 1
-    plain = settings.privacy_mechanism == "none" and not settings.secure_aggregation
-    if settings.gram_layers == "linear" or not (settings.gram_layers == "all" or (apart and plain)):
+    wanted = settings.gram_layers == "all" or (
+        settings.gram_layers == "auto" and apart and sends_plain_grams(settings)
+    )
+    if not wanted:
         return False
     return build_rule(settings).merges_apart
 

@@ -58,6 +58,11 @@ def check_privacy_settings(s: Settings) -> None:
             "train-fn: cannot be used with dp-sgd=true, which replaces the training loop; make "
             "your own loop private with hfedatm_core.privacy.dpsgd and switch dp-sgd off"
         )
+    if s.gram_layers == "all" and not sends_plain_grams(s):
+        raise ValueError(
+            "gram-layers: got 'all'; noise and secure sums support only Grams of Linear layers: "
+            "choose linear, or auto, which then measures those"
+        )
     if s.secure_aggregation:
         _check_secure(s)
 
@@ -87,6 +92,11 @@ def _check_secure(s: Settings) -> None:
 def is_private(s: Settings) -> bool:
     """Whether anything is noised."""
     return s.dp_sgd or gram_mechanism(s).noised
+
+
+def sends_plain_grams(s: Settings) -> bool:
+    """Whether clients send their Grams neither noised nor masked."""
+    return not gram_mechanism(s).noised and not s.secure_aggregation
 
 
 def clients_asked(s: Settings, clients: int | None = None) -> int:

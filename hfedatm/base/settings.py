@@ -256,13 +256,6 @@ class Settings(Checked):
                 "sees only a sum: choose none, and let the server compare stations "
                 "(robust-stations)"
             )
-        if self.gram_layers == "all" and (
-            self.privacy_mechanism != "none" or self.secure_aggregation
-        ):
-            raise ValueError(
-                "gram-layers: got 'all'; noise and secure sums know Grams of Linear layers only: "
-                "choose linear, or auto, which then measures those"
-            )
         if self.station_start == "own" and self.robust_stations != "none":
             raise ValueError(
                 f"robust-stations: got {self.robust_stations!r}; with station-start=own the "
