@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from hfedatm.base.plugins import calling
-from hfedatm.base.state import State
 from hfedatm_core import forward
 from hfedatm_core.data import Batch
 from hfedatm_core.metrics import Metric
+from hfedatm_core.tensors import State
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ def evaluate(
                 found = metric.sums(logits, targets).double().cpu()
                 if found.shape != sums[name].shape:
                     raise ValueError(
-                        f"sums has shape {tuple(found.shape)} of {len(targets)} examples and "
-                        f"{tuple(sums[name].shape)} of none; it must not depend on them"
+                        f"sums has shape {tuple(found.shape)} for {len(targets)} examples and "
+                        f"{tuple(sums[name].shape)} for none; the shape must not depend on them"
                     )
                 sums[name] = sums[name] + found
     return Evaluation(loss / max(count, 1), correct, count, sums)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hfedatm.base.batches import Batches
-from hfedatm.base.state import State
+from hfedatm_core.tensors import State
 
 
 @dataclass(frozen=True)
