@@ -62,7 +62,7 @@ class AfterRound:
             for one in some:
                 log.warning("  %s: %s: %s", what, printable(one.node), printable(one.reason))
         if record.round == 1 and not record.stations.answered:
-            self.finish()  # what keeps all stations from answering will do so in every round
+            self.finish()  # the reason will not go away in later rounds
 
     def finish(self) -> dict[str, Any]:
         """Write and print the outcome; a run in which no round changed the model has failed."""

@@ -180,7 +180,7 @@ def try_model(settings: Settings, model: nn.Module, spec: DataSpec) -> None:
     if shape != (2, spec.num_classes):
         raise UserError(
             f"model: {settings.model!r} turns 2 examples into a {type(scores).__name__} of shape "
-            f"{shape}; needed is a Tensor of shape {(2, spec.num_classes)}: one score per class"
+            f"{shape}; it must return a Tensor of shape {(2, spec.num_classes)}: a score per class"
         )
 
 
@@ -246,7 +246,7 @@ def pick_device(settings: Settings) -> torch.device:
     if settings.device != "auto":
         device = torch.device(settings.device)
         if not _is_there(device):
-            raise UserError(f"device: this machine has no {device}; 'auto' takes what there is")
+            raise UserError(f"device: this machine has no {device}; 'auto' takes one it has")
         return device
     return _best_device()
 

@@ -48,8 +48,8 @@ def _check_targets(domain: Domain, spec: DataSpec) -> None:
     if targets.dtype != torch.long or targets.ndim != 1:
         raise BadDomain(
             domain.name,
-            f"targets is a tensor of {targets.dtype} and shape {_shape(targets)}; needed is one "
-            "class number per example, as torch.long: targets.long()",
+            f"targets is a tensor of {targets.dtype} and shape {_shape(targets)}; it must hold "
+            "one class number per example, as torch.long: targets.long()",
         )
     if not len(targets):
         raise BadDomain(domain.name, "it has no examples")
@@ -57,7 +57,7 @@ def _check_targets(domain: Domain, spec: DataSpec) -> None:
     if low < 0 or high >= spec.num_classes:
         raise BadDomain(
             domain.name,
-            f"a target is no class: with num_classes = {spec.num_classes} they are "
+            f"a target is not a class: with num_classes = {spec.num_classes} targets are "
             f"0 … {spec.num_classes - 1}",
             f"its targets reach from {low} to {high}",
         )
@@ -76,7 +76,7 @@ def _check_numbers(domain: Domain, spec: DataSpec) -> None:
     if inputs.dtype != torch.float32 and not (inputs.dtype, spec.kind) == (torch.uint8, "image"):
         raise BadDomain(
             domain.name,
-            f"inputs is of {inputs.dtype}; needed is torch.float32"
+            f"inputs is of {inputs.dtype}; it must be of torch.float32"
             + (", or torch.uint8 for pixels of 0 … 255" if spec.kind == "image" else ""),
         )
     if inputs.is_floating_point():
@@ -111,8 +111,8 @@ def _check_tokens(domain: Domain, spec: DataSpec) -> None:
         if int(rows.min()) < 0 or int(rows.max()) >= spec.vocab_size:
             raise BadDomain(
                 domain.name,
-                f"a token is none of the vocabulary: with vocab_size = {spec.vocab_size} they are "
-                f"0 … {spec.vocab_size - 1}",
+                f"a token is not in the vocabulary: with vocab_size = {spec.vocab_size} tokens "
+                f"are 0 … {spec.vocab_size - 1}",
             )
 
 

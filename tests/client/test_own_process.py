@@ -57,7 +57,7 @@ def test_work_is_stopped_when_nobody_waits_for_it_any_more(tmp_path):
         time.sleep(60)
 
     reply = ask(slow, ttl=2.0)
-    assert "longer than anybody waits" in reply["failure"]["reason"]
+    assert "longer than the station waits" in reply["failure"]["reason"]
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
