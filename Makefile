@@ -39,7 +39,7 @@ fuzz: install      ## 50,000 spoilt replies, parcels, files and folders; a quart
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/fuzz.py 50000
 
 FLOWER_TESTS ?= $(wildcard tests/hfedatm/test_flower_*.py tests/hfedatm/test_runtime*.py \
-	tests/hfedatm/test_deploy_*.py tests/hfedatm/base/test_handover*.py) tests/hfedatm/base/trust tests/station tests/client
+	tests/hfedatm/base/test_handover*.py) tests/hfedatm/deploy tests/hfedatm/base/trust tests/station tests/client
 
 test-flower: install  ## tests that touch Flower, against VERSION, installed into a temporary folder
 	@test -n "$(VERSION)" || { echo "say which: make test-flower VERSION=1.42.0"; exit 2; }

@@ -212,7 +212,7 @@ class LocalWork:
 
     def _ledger(self) -> LedgerFile:
         """Return the account of this client's run or, if its data have an owner, of the data."""
-        from client_app.ledger import DataLedgerFile, LedgerFile  # late: so do its ledgers
+        from client_app.ledger import DataLedgerFile, LedgerFile  # late: Opacus, too
 
         policy, config = Policy.current(), self._context.node_config
         if not policy.is_owners:

@@ -1,4 +1,4 @@
-"""A deployed client works in a process of its own; if that dies, the client replies with why."""
+"""A deployed client works in a process of its own and reports why that process died, if it did."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def in_fork(
         code = process.exitcode or 0
         why = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         raise WorkLost(
-            f"the training process {why}; 9 is also what a lack of memory looks like"
+            f"the training process {why}; signal 9 often means that memory ran out"
         ) from None
     finally:
         process.kill()
@@ -87,7 +87,7 @@ def _watch(answer: Connection, process: psutil.Process, until: float, limits: Li
         if limits.seconds is not None and taken >= limits.seconds:
             _over("seconds", f"longer than {limits.seconds:g} s", "seconds")
         if taken >= left:
-            raise WorkLost("training took longer than anybody waits for it")
+            raise WorkLost("training took longer than the station waits for the reply")
         if limits.memory_mb is not None:
             _check_memory(process, limits.memory_mb)
         rests = [left - taken, MEMORY_CHECK_SECONDS if limits.memory_mb is not None else left]
@@ -107,8 +107,8 @@ def _check_memory(process: psutil.Process, most: float) -> None:
 
 def _over(what: str, how: str, field: str) -> NoReturn:
     raise PolicyRefusal(
-        f"{what}: this task takes {how}, which is what the owner of this node allows at most; it "
-        f"was ended (policy: limits.{field})"
+        f"{what}: this task takes {how}, the most that the owner of this node allows; it was "
+        f"ended (policy: limits.{field})"
     )
 
 

@@ -82,7 +82,7 @@ class ClientPrivacy:
         ledger = Ledger()
         if self.settings.dp_sgd and self.task.kind == "train":
             ledger.spend_dp_sgd(self.sigma, self.sample_rate, self.steps)
-            ledger.spend_gaussian(self.sigma)  # the loss
+            ledger.spend_gaussian(self.sigma)  # the reported loss
         if self.task.send_grams or self.task.kind == "measure":
             # none are noised, and none counted, without a mechanism
             ledger.spend_gaussian(self.sigma, self.grams)
@@ -91,10 +91,10 @@ class ClientPrivacy:
     def cost_of_one_example(self) -> Ledger:
         """Return the releases that this message adds to the account of the data, per example.
 
-        One example may turn a client's Gram into any other. Noise made to hide whether a client
-        sends anything hides that change less well.
+        One example may turn a client's Gram into any other. Noise that hides whether a client
+        takes part hides this larger change less well.
         """
-        if self.settings.dp_sgd:  # whose Grams carry the noise for such a change
+        if self.settings.dp_sgd:  # then the Grams carry the noise for such a change, too
             return self.cost()
         weaker = self.mechanism.sigma_of_one_example
         releases = self.cost().releases.items()
@@ -113,7 +113,7 @@ class ClientPrivacy:
             Clients that take part in the secure sum; 1 without one.
         """
         if len(distinct(grams)) > self.grams:
-            raise RuntimeError(f"{len(distinct(grams))} Grams to release, planned {self.grams}")
+            raise RuntimeError(f"{len(distinct(grams))} Grams, but {self.grams} were planned")
         s = self.settings
         release = GramRelease(
             self.mechanism,
@@ -126,7 +126,7 @@ class ClientPrivacy:
             narrowest = min(gram.dim for gram in grams.values())
             if release.noise_std(narrowest) < LEAST_SHARED_NOISE:
                 raise UserError(
-                    f"privacy.clip = {s.privacy_clip:g} makes noise of "
+                    f"privacy.clip = {s.privacy_clip:g} gives noise with standard deviation "
                     f"{release.noise_std(narrowest):.2g}, which the fixed point of a secure sum "
                     f"would round away; it must be at least {LEAST_SHARED_NOISE:.2g}"
                 )
@@ -151,7 +151,7 @@ class ClientPrivacy:
             after = (account.total + planned).epsilon(limit.delta)
             raise PolicyRefusal(
                 f"privacy.epsilon: with this reply all runs on these data would have spent "
-                f"{after:.4g} at delta = {limit.delta:.3g}, the owner of this node allows at most "
+                f"{after:.4g} at delta = {limit.delta:.3g}; the owner of this node allows at most "
                 f"{most:g} (policy: privacy.total-epsilon)"
             )
 

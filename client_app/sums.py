@@ -48,7 +48,7 @@ class Claim:
         if getattr(self, what) not in ("", found):
             raise SecureAggregationError(
                 f"this step was summed before, with another {what}: the difference of the two "
-                "sums would tell of single clients"
+                "sums would reveal replies of single clients"
             )
         setattr(self, what, found)
 
@@ -80,7 +80,7 @@ class KeptSums:
         claim, session = self.claim(client), client.session.hex()
         if claim.session == session:
             raise SecureAggregationError(
-                "this secure sum was begun before; a new one has a new name"
+                "this secure sum was begun before; begin a new one under a new name"
             )
         claim.session = session
         self._state.unlink(missing_ok=True)

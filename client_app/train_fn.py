@@ -12,8 +12,8 @@ from hfedatm.base.batches import Batches
 from hfedatm.base.errors import UserError
 from hfedatm.base.plugins import check_call, import_object
 from hfedatm.base.settings import Settings
-from hfedatm.base.state import State
 from hfedatm.contracts import TrainingContext
+from hfedatm_core.tensors import State
 
 TRAIN_FN = "train(model, batches, received, settings) -> dict of metrics, or with a fifth: context"
 

@@ -54,7 +54,7 @@ def load_no_app_but(load: Callable[[], ClientApp]) -> None:
     }
     for name in replacements:
         if not callable(getattr(runtime, name, None)):
-            raise RuntimeError(f"this version of Flower has no {name}: no app can be kept out")
+            raise RuntimeError(f"this version of Flower has no {name}: a run's app would run")
     for name, replacement in replacements.items():
         setattr(runtime, name, replacement)
 

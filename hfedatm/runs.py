@@ -115,7 +115,7 @@ class Run:
                 found[int(path.stem.removeprefix("round-"))] = _read_arrays(path)
             except Exception as error:  # NumPy and zipfile raise errors of many classes
                 why = printable(error)
-                raise UserError(f"{path} cannot be read ({why}); delete it to go on") from None
+                raise UserError(f"{path} cannot be read ({why}); delete it to continue") from None
         return found
 
     @property
@@ -160,7 +160,7 @@ def read_run(where: str | Path) -> Run:
     summary = path / "summary.json"
     config = read_json(path / "config.json")
     if not isinstance(config.get("settings"), dict):
-        raise UserError(f"{path / 'config.json'} has no 'settings': it is not a run's")
+        raise UserError(f"{path / 'config.json'} has no 'settings', so it is not a run's")
     config["settings"] = _settings(config["settings"], path / "config.json")
     return Run(path, config, read_rounds(path), read_json(summary) if summary.is_file() else None)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-State = Mapping[str, Tensor]
+State = dict[str, Tensor]
+"""The tensors of a model, or tensors that accompany a model, by their names."""
 
 _NUMPY_HAS = {torch.float16, torch.float32, torch.float64, torch.int32, torch.int64}
 

@@ -64,7 +64,7 @@ class AfterRound:
                 log.warning("  %s: %s: %s", what, printable(one.node), printable(one.reason))
         first, self._first = self._first, False
         if first and not record.stations.answered and all(r.kept for r in self._folder.rounds()):
-            self.finish()  # what keeps all stations from answering will do so in every round
+            self.finish()  # the reason will not go away in later rounds
 
     def finish(self) -> dict[str, Any]:
         """Write and print the outcome; a run in which no round changed the model has failed."""

@@ -10,11 +10,10 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from hfedatm.base import tracebacks
 from hfedatm.base.plugins import calling
 from hfedatm.base.round_record import Merge
-from hfedatm.base.state import State
 from hfedatm.base.text import printable
 from hfedatm.contracts import Rule, Situation
 from hfedatm_core import Merged, Update
-from hfedatm_core.tensors import is_finite
+from hfedatm_core.tensors import State, is_finite
 
 
 class NotMerged(Exception):

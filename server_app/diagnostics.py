@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from hfedatm.base.batches import Batches
-from hfedatm.base.state import State
 from hfedatm_core import ChannelGraph, FactorGram, Gram, Merged, Update, forward
 from hfedatm_core.data import DataSpec
+from hfedatm_core.tensors import State
 from hfedatm_files import replacing
 
 Arrays = dict[str, np.ndarray]

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from hfedatm.base.round_record import Source
-from hfedatm.base.state import State
 from hfedatm.contracts import Rule
+from hfedatm_core.tensors import State
 from server_app.undoing import Accepted
 
 

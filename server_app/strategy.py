@@ -19,11 +19,11 @@ from hfedatm.base.privacy_settings import is_private
 from hfedatm.base.records import Task, layers_to_record, record_to_state, state_to_record
 from hfedatm.base.round_record import Failure, Privacy, RoundRecord, Source
 from hfedatm.base.settings import Settings
-from hfedatm.base.state import State
 from hfedatm.base.wire import Expected, NodeUpdate, checked, read_scores, read_update
 from hfedatm.contracts import Method, Rule, Situation
 from hfedatm_core import ChannelGraph, MeanAccumulator, Merged, Update
 from hfedatm_core.metrics import Metric
+from hfedatm_core.tensors import State
 from server_app.asking import to_stations
 from server_app.checked_merge import NotMerged, checked_merge
 from server_app.diagnostics import RoundDiagnostics
@@ -69,7 +69,7 @@ class HFedATMStrategy(Strategy):
     ) -> None:
         self.settings, self.rule, self.method, self.graph = settings, rule, method, graph
         self.layers = layers if rule.needs_grams else {}
-        self.all_layers = self.layers  # of a round that `measures_all`
+        self.all_layers = self.layers  # layers of a round in which `measures_all` holds
         self.template = template
         self._of_rule = (*rule.reports, *rule.station_reports)
         self.done, self.run = done, run
@@ -160,7 +160,7 @@ class HFedATMStrategy(Strategy):
         try:
             return checked_merge(self.rule, updates, situation), ""
         except NotMerged as error:
-            if self._notes.stations:  # without stations, the reasons are noted elsewhere
+            if self._notes.stations:  # if none answered, their failures give the reasons
                 tracebacks.keep("server", tracebacks.whole(error.__cause__ or error))
             return None, str(error)
 

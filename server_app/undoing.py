@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hfedatm.base.round_record import Source
-from hfedatm.base.state import State
+from hfedatm_core.tensors import State
 
 _PREFIX = "accepted-"
 

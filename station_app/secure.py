@@ -107,7 +107,7 @@ class _SecureSum:
         e = self._expected
         layout = ReplyLayout.expected(e.needed, e.record, e.arrays, e.layers, groups)
         if layout.digest != digest:
-            raise BadReply("its reply is made of other parts than the model that was sent")
+            raise BadReply("the parts of its reply differ from those of the model that was sent")
         clear = read_metrics(content)
         self._keys[client] = content["keys"]["message"]
         self._metrics[client] = {name: clear[name] for name in IN_THE_CLEAR if name in clear}
@@ -117,11 +117,11 @@ class _SecureSum:
         """Return the most common layout; layouts differ only in which layers share a Gram."""
         counts = Counter(self._layouts[client] for client in self.present)
         if not counts:
-            raise SecureAggregationError("no client has anything to add up")
+            raise SecureAggregationError("no client has sent anything that can be added up")
         agreed, _ = counts.most_common(1)[0]
         self._leave_out(
             {
-                client: "other layers share a Gram in its reply than in those of most clients"
+                client: "its layers share Grams in another way than those of most clients"
                 for client in self.present
                 if self._layouts[client] != agreed
             }
@@ -133,7 +133,7 @@ class _SecureSum:
         for client in self.present:
             try:
                 take(client, self._keys[client])
-            except Exception as error:  # of any class: it is this client's failure
+            except Exception as error:  # any error is this client's failure
                 self.lost[client] = f"secure aggregation: {reason_of(error)}"
         self.present = [client for client in self.present if client not in self.lost]
 
@@ -189,7 +189,7 @@ class _SecureSum:
                 take(client, open_reply(reply, most))
             except BadReply as error:
                 self.lost[client] = reason_of(error)
-            except Exception as error:  # of any class: it is this client's failure
+            except Exception as error:  # any error is this client's failure
                 self.lost[client] = f"secure aggregation: {reason_of(error)}"
             del reply  # one reply in memory at a time
         self.present = [client for client in self.present if client not in self.lost]

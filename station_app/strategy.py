@@ -26,12 +26,12 @@ from hfedatm.base.privacy_settings import clients_asked, gram_examples, gram_mec
 from hfedatm.base.records import Task, record_to_state, state_to_record
 from hfedatm.base.round_record import Failure
 from hfedatm.base.seeding import derive
-from hfedatm.base.state import State
 from hfedatm.base.wire import Expected, NodeUpdate, Scores, checked, read_scores, read_update
-from hfedatm.contracts import Rule, StationSide
+from hfedatm.contracts import Rule, StationRule
 from hfedatm_core import Gram, GramAccumulator, MeanAccumulator, Update
 from hfedatm_core.grams.by_layer import distinct
 from hfedatm_core.robust.counting import bounded_counts, with_domains
+from hfedatm_core.tensors import State
 from station_app.result import grouped
 
 V = TypeVar("V", NodeUpdate, Scores)
@@ -66,7 +66,7 @@ class StationStrategy(Strategy):
         self.task = task
         self.reports = ("loss", *(rule.reports if rule else ()))
         self.rule = rule
-        self.station_rule = rule.at_station() if rule else StationSide()
+        self.station_rule = rule.at_station() if rule else StationRule()
         self.settings, self.layers, self.shared = task.settings, dict(layers or {}), shared
         self.sums: State = {}
         """Sums of the evaluation metrics: empty at first, then over all clients."""

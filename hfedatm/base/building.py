@@ -22,6 +22,7 @@ from hfedatm.base.errors import UserError
 from hfedatm.base.learning import build_task, find_task, require_classes
 from hfedatm.base.options import parse_params
 from hfedatm.base.plugins import calling, check_call, construct, find_class, find_function
+from hfedatm.base.privacy_settings import sends_plain_grams
 from hfedatm.base.rule_keys import find_rule, given_to_rule
 from hfedatm.base.seeding import derive, seed_torch
 from hfedatm.base.settings import Settings
@@ -201,7 +202,7 @@ def try_model(settings: Settings, model: nn.Module, spec: DataSpec) -> None:
         meaning = ": one score per class" if task.has_classes else f" (task={settings.task})"
         raise UserError(
             f"model: {settings.model!r} turns 2 examples into a {type(scores).__name__} of shape "
-            f"{shape}; needed is a Tensor of shape {(2, *task.output_shape)}{meaning}"
+            f"{shape}; it must return a Tensor of shape {(2, *task.output_shape)}{meaning}"
         )
 
 
@@ -212,8 +213,10 @@ def measures_all(settings: Settings, round: int) -> bool:
     Noise and secure sums support only Grams of Linear layers.
     """
     apart = settings.station_start == "own" and round == 1
-    plain = settings.privacy_mechanism == "none" and not settings.secure_aggregation
-    if settings.gram_layers == "linear" or not (settings.gram_layers == "all" or (apart and plain)):
+    wanted = settings.gram_layers == "all" or (
+        settings.gram_layers == "auto" and apart and sends_plain_grams(settings)
+    )
+    if not wanted:
         return False
     return build_rule(settings).merges_apart
 
@@ -265,7 +268,7 @@ def pick_device(settings: Settings) -> torch.device:
     if settings.device != "auto":
         device = torch.device(settings.device)
         if not _is_there(device):
-            raise UserError(f"device: this machine has no {device}; 'auto' takes what there is")
+            raise UserError(f"device: this machine has no {device}; 'auto' takes one it has")
         return device
     return _best_device()
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from hfedatm.base.errors import UserError
 from hfedatm.base.plugins import calling
-from hfedatm.base.state import State
 from hfedatm_core import forward
 from hfedatm_core.data import Batch
 from hfedatm_core.metrics import Metric
 from hfedatm_core.tasks import CLASSES, LearningTask
+from hfedatm_core.tensors import State
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def evaluate(
                 found = metric.sums(outputs, targets).double().cpu()
                 if found.shape != sums[name].shape:
                     raise ValueError(
-                        f"sums has shape {tuple(found.shape)} of {len(targets)} examples and "
-                        f"{tuple(sums[name].shape)} of none; it must not depend on them"
+                        f"sums has shape {tuple(found.shape)} for {len(targets)} examples and "
+                        f"{tuple(sums[name].shape)} for none; the shape must not depend on them"
                     )
                 sums[name] = sums[name] + found
     return Evaluation(loss / max(count, 1), correct, count, sums)

@@ -61,7 +61,7 @@ class NodeMemory:
             return load_file(path)
         except (OSError, ValueError, SafetensorError) as error:
             raise UserError(
-                f"what this node remembers cannot be read: {path.name}: {error}; delete it to go on"
+                f"this node's memory cannot be read: {path.name}: {error}; delete it to continue"
             ) from None
 
     def save(self, at: Moment, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -12,10 +12,10 @@ from hfedatm.base.errors import UserError
 from hfedatm.base.plugins import calling
 from hfedatm.base.privacy_settings import is_private
 from hfedatm.base.settings import Settings
-from hfedatm.base.state import State
 from hfedatm_core import Update
 from hfedatm_core.metrics import Metric
 from hfedatm_core.robust.held import HeldUpdates
+from hfedatm_core.tensors import State
 
 Counts = Mapping[str, float]
 

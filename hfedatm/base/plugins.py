@@ -108,7 +108,7 @@ def _import(setting: str, path: str) -> Any:
     except ModuleNotFoundError as error:
         raise PluginError(
             f"{setting}: cannot import {module_name!r} ({error}); install the package that has it "
-            "where the run takes place, on every node"
+            "on every node of the run"
         ) from error
     except (Exception, SystemExit) as error:  # a script may end the process when it is imported
         raise PluginError(

@@ -58,6 +58,11 @@ def check_privacy_settings(s: Settings) -> None:
             "train-fn: cannot be used with dp-sgd=true, which replaces the training loop; make "
             "your own loop private with hfedatm_core.privacy.dpsgd and switch dp-sgd off"
         )
+    if s.gram_layers == "all" and not sends_plain_grams(s):
+        raise ValueError(
+            "gram-layers: got 'all'; noise and secure sums support only Grams of Linear layers: "
+            "choose linear, or auto, which then measures those"
+        )
     if s.secure_aggregation:
         _check_secure(s)
 
@@ -72,21 +77,26 @@ def _with_setting(name: str) -> list[str]:
 def _check_secure(s: Settings) -> None:
     if (asked := clients_asked(s)) < 2:
         raise ValueError(
-            f"secure-aggregation: a sum over {asked} client is that client; let at least 2 clients "
-            "of a station take part (clients-per-station, client-fraction)"
+            f"secure-aggregation: a sum over {asked} client is that client's reply; let at least 2 "
+            "clients of a station take part (clients-per-station, client-fraction)"
         )
     # Shared noise hides all clients equally only if all contribute equally to the sum.
     needed = gram_mechanism(s).weights
     if needed and s.gram_weights != needed:
         raise ValueError(
             f"gram-weights: secure-aggregation with privacy.mechanism = {s.privacy_mechanism!r} "
-            f"shares the noise among clients, which is right for gram-weights = {needed!r} only"
+            f"shares the noise among clients, which is right only for gram-weights = {needed!r}"
         )
 
 
 def is_private(s: Settings) -> bool:
     """Whether anything is noised."""
     return s.dp_sgd or gram_mechanism(s).noised
+
+
+def sends_plain_grams(s: Settings) -> bool:
+    """Whether clients send their Grams neither noised nor masked."""
+    return not gram_mechanism(s).noised and not s.secure_aggregation
 
 
 def clients_asked(s: Settings, clients: int | None = None) -> int:
@@ -118,18 +128,18 @@ def statement(s: Settings, grams: bool = True) -> str:
         )
     elif noised:
         text = (
-            f"Grams are noised so that {whom} cannot be told from them, but the weights every "
-            "client sends are NOT private: dp-sgd=true protects them"
+            f"Grams are noised to hide {whom}, but the weights that every client sends are NOT "
+            "private: dp-sgd=true protects them"
         )
     elif s.dp_sgd:
         text = "the weights are differentially private (dp-sgd)"
         if grams:
             text += (
-                ", but Grams are sent WITHOUT noise and tell about single examples: "
+                ", but Grams are sent WITHOUT noise and reveal single examples: "
                 "privacy.mechanism protects them"
             )
     else:
-        text = "nothing is noised: weights" + (" and Grams" if grams else "") + " tell of the data"
+        text = "nothing is noised: weights" + (" and Grams" if grams else "") + " reveal data"
     if s.secure_aggregation:
         text += "; a station sees only the sum of its clients' replies (secure aggregation)"
     if s.privacy_insecure_dp_seed >= 0 and is_private(s):

@@ -22,11 +22,11 @@ from pydantic import ValidationError
 from hfedatm.base.npy import read_array, write_array
 from hfedatm.base.round_record import Failure
 from hfedatm.base.settings import Settings
-from hfedatm.base.state import State
 from hfedatm.base.text import printable
 from hfedatm_core.grams.by_layer import pack_grams, unpack_grams
 from hfedatm_core.grams.encoding import WireType
 from hfedatm_core.grams.gram import Gram
+from hfedatm_core.tensors import State
 
 Kind = Literal["prepare", "train", "measure", "evaluate"]
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)

@@ -40,7 +40,7 @@ from hfedatm_files import PRIVATE, replacing, write_text
 if TYPE_CHECKING:
     from torch import nn
 
-    from hfedatm.base.state import State
+    from hfedatm_core.tensors import State
 
 PACKAGES = ("hfedatm", "flwr", "torch", "torchvision", "numpy", "POT", "opacus", "transformers")
 

@@ -56,7 +56,7 @@ class Settings(Checked):
         "domain", description="a station gets clients of neighbouring domains, or of all domains"
     )
     validation_fraction: float = Field(
-        0.1, ge=0, lt=1, description="held out per class, per client"
+        0.1, ge=0, lt=1, description="share of each client's examples kept for validation"
     )
     augment: str = Field(
         "",
@@ -87,7 +87,7 @@ class Settings(Checked):
     optimizer: Literal["sgd", "adamw"] = Field("sgd", description="optimizer of the clients")
     lr: float = Field(0.05, gt=0, description="learning rate of the clients in round 1")
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd, or beta1 of adamw")
-    weight_decay: float = Field(0.0, ge=0, description="of the clients' optimizer")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of the clients")
     schedule: Literal["cosine", "constant"] = Field(
         "cosine", description="course of the learning rate over all station rounds of the run"
     )
@@ -119,7 +119,7 @@ class Settings(Checked):
     gram_layers: Literal["auto", "linear", "all"] = Field(
         "auto",
         description="measure Grams of Linear layers (and convolutions, if regmean-conv), or of all "
-        "layers, as stations need that did not share a start; auto: all in such a round",
+        "layers; auto: of all in a round whose stations did not share a start",
     )
     gram_weights: Literal["uniform", "examples"] = Field(
         "uniform", description="clients count alike in a station's mean Gram, or by examples"
@@ -127,7 +127,7 @@ class Settings(Checked):
     gram_model: Literal["client", "station"] = Field(
         "client", description="measure Grams at each client's trained model or the station's mean"
     )
-    gram_batches: int = Field(0, ge=0, description="mini-batches a Gram is made of; 0 is all")
+    gram_batches: int = Field(0, ge=0, description="mini-batches per Gram; 0 takes all")
     gram_max_dim: int = Field(4096, ge=1, description="wider layers send a low-rank factor")
     gram_rank: int = Field(256, ge=1, description="rank of the factor that wider layers send")
     gram_dtype: Literal["float32", "float16", "bfloat16"] = Field(

@@ -128,7 +128,7 @@ def _show(table: dict[str, Any]) -> None:
         )
     console.print(shown)
     if all(row["p_value"] is None for row in table["scores"]) and len(letters) > 1:
-        console.print("One run each says nothing about chance: repeat them with other seeds.")
+        console.print("Single runs say nothing about chance: repeat them with other seeds.")
 
 
 def _verdict(row: dict[str, Any], letters: list[str]) -> str:

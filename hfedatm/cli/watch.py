@@ -132,8 +132,8 @@ def _title(run: Run) -> Text:
     tail = {
         "finished": ": no round changed the model" if run.failed else "",
         "running": f", about {_clock(left)} left" if left is not None else ", first round",
-        "stopped": f": {run.why_stopped}; go on with: hfedatm run resume={run.path}",
-        "silent": f", nothing new for {_clock(run.idle)}: is it still there?",
+        "stopped": f": {run.why_stopped}; continue with: hfedatm run resume={run.path}",
+        "silent": f", nothing new for {_clock(run.idle)}: is it still running?",
     }[run.status]
     return Text.assemble((run.name, "bold"), "  ", (run.status + tail, colour))
 

@@ -9,13 +9,15 @@ the received `State` and the `Settings`, and if it has a parameter called ``cont
 `TrainingContext`.
 """
 
+import warnings
+from typing import Any
+
 from hfedatm.base.batches import Batches
 from hfedatm.base.errors import UserError
 from hfedatm.base.options import option
 from hfedatm.base.settings import Settings
-from hfedatm.base.state import State
 from hfedatm.contracts.method import Method, mean_loss_gradient, snapshot
-from hfedatm.contracts.rule import Rule, Situation, StationSide
+from hfedatm.contracts.rule import Rule, Situation, StationRule
 from hfedatm.contracts.tracker import Tracker
 from hfedatm.contracts.training import TrainingContext
 from hfedatm.contracts.wrapper import Wrapper
@@ -24,6 +26,7 @@ from hfedatm_core.data import Batch, DataSpec, Domain, DomainData, Inputs
 from hfedatm_core.data.adapting import domain_of
 from hfedatm_core.metrics import Metric
 from hfedatm_core.tasks import BadTargets, LearningTask
+from hfedatm_core.tensors import State
 
 __all__ = [
     "BadTargets",
@@ -42,7 +45,7 @@ __all__ = [
     "Settings",
     "Situation",
     "State",
-    "StationSide",
+    "StationRule",
     "Tracker",
     "TrainingContext",
     "Update",
@@ -54,3 +57,12 @@ __all__ = [
     "option",
     "snapshot",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a class under its old name, with a deprecation notice."""
+    if name != "StationSide":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    notice = f"{__name__}.StationSide is deprecated; it is called StationRule"
+    warnings.warn(notice, DeprecationWarning, stacklevel=2)
+    return StationRule

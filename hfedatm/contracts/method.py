@@ -9,10 +9,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from hfedatm.base.state import State
 from hfedatm_core import forward
 from hfedatm_core.data import Batch, Inputs
 from hfedatm_core.tasks import CLASSES, LearningTask
+from hfedatm_core.tensors import State
 
 
 @dataclass

@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from hfedatm.base.records import Task
 from hfedatm.base.settings import Settings
-from hfedatm.base.state import State
 from hfedatm.contracts.method import Method
 from hfedatm_core import ChannelGraph, Merged, Update
+from hfedatm_core.tensors import State
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Situation:
     round: int
 
 
-class StationSide:
+class StationRule:
     """A rule's part at a station; this base class computes only the example-weighted mean."""
 
     def begin(self, task: Task, received: State, broadcast: State, memory: State) -> None:
@@ -104,9 +104,9 @@ class Rule(ABC):
         """Return the method clients train with under this rule."""
         return method
 
-    def at_station(self) -> StationSide:
+    def at_station(self) -> StationRule:
         """Return the rule's part at a station."""
-        return StationSide()
+        return StationRule()
 
     def shared(self) -> State:
         """Return arrays every station gets with the model."""

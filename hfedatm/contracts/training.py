@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 
 from hfedatm.base.batches import Batches
-from hfedatm.base.state import State
 from hfedatm_core.tasks import CLASSES, LearningTask
+from hfedatm_core.tensors import State
 
 
 @dataclass(frozen=True)

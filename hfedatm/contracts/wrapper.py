@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from hfedatm.base.state import State
 from hfedatm.contracts.method import Method
 from hfedatm_core.data import Batch, Inputs
+from hfedatm_core.tensors import State
 
 
 @dataclass

@@ -94,7 +94,7 @@ def _enrol(machine: Machine, enrolled: set[Path]) -> bool:
             flower.register_node(key, machine.name)
             enrolled.add(key)
         except flower.FlowerError as error:
-            print(f"{key.name} is not let in: {error}", file=sys.stderr)
+            print(f"{key.name} could not be registered: {error}", file=sys.stderr)
     return keys <= enrolled
 
 

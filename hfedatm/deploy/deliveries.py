@@ -135,7 +135,7 @@ class Deliveries:
     def _check_reply(self, request: PushMessagesRequest) -> None:
         node = request.node.node_id
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
-            raise Refused(f"node {node} pushes other than one message")
+            raise Refused(f"node {node} does not push exactly one message")
         metadata = request.messages_list[0].metadata
         if metadata.src_node_id != node:
             raise Refused(f"node {node} pushes a message in the name of {metadata.src_node_id}")

@@ -44,8 +44,8 @@ MAX_BODY = 64 * 2**20
 KEPT, LOOK_AGAIN = 10.0, 0.5
 # Explanations that Flower's refusals lack.
 _MEANING = {
-    "/v1/fleet/activate-node": ": it does not know this node's key, or still hears from it",
-    "/v1/fleet/register-node": ": a node without a key is not let in",
+    "/v1/fleet/activate-node": ": it does not know this node's key, or has not missed it yet",
+    "/v1/fleet/register-node": ": only nodes with a known key are admitted",
 }
 # Headers that describe one connection rather than the message (RFC 9110, 7.6.1), and the framing
 # that the two HTTP libraries write themselves.
@@ -141,7 +141,7 @@ def main() -> None:
     """Run a gateway: ``python -m hfedatm.deploy.gateway --help``."""
     parser = argparse.ArgumentParser(prog="hfedatm-gateway", description=__doc__)
     parser.add_argument("--upstream", required=True, help="the SuperLink, https://host:port")
-    parser.add_argument("--ca", help="certificate authority that the SuperLink's name is proved by")
+    parser.add_argument("--ca", help="certificate of the authority behind the SuperLink's")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--cert", help="this gateway's certificate; without one: plain HTTP")

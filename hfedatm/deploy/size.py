@@ -46,7 +46,7 @@ def sized(given: Mapping[str, Any], operator: Path) -> dict[str, Any]:
         if asked and asked != str(number):
             raise UserError(
                 f"{key}: got {asked}, and the deployment that is up has {found[0]} stations of "
-                f"{found[1]} clients; leave it out, or bring up another one"
+                f"{found[1]} clients; leave the key out, or start another deployment"
             )
     return {**given, **dict(zip(_KEYS, found, strict=True))}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from flwr.app import Context, Message, MessageType, RecordDict
@@ -106,5 +106,5 @@ def grams(
 def _load(network: nn.Module, content: RecordDict) -> None:
     """Give a network the arrays of a reply."""
     [record] = content.array_records.values()
-    own: Mapping[str, Any] = network.state_dict()
+    own: dict[str, Any] = network.state_dict()
     network.load_state_dict(named_as(record, own), strict=False)

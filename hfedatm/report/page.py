@@ -58,7 +58,7 @@ def render(runs: Sequence[Run]) -> str:
             why = printable(f"{type(error).__name__}: {error}")
             raise UserError(
                 f"{run.name}: something in its folder cannot be shown ({why}); is it damaged, or "
-                "of another version? Delete its 'diagnostics' to go on without"
+                "of another version? Delete its folder 'diagnostics' to continue"
             ) from error
     return pages.get_template("page.html.j2").render(
         runs=facts,

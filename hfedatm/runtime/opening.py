@@ -82,7 +82,7 @@ def _close(folder: RunFolder, error: BaseException) -> None:
     presence.say_stopped(folder.path, "it was interrupted" if by_hand else explain(error))
     if by_hand and (done := folder.finished_rounds()):
         log.info(
-            "Stopped after round %d of %d. Go on with: hfedatm run resume=%s",
+            "Stopped after round %d of %d. Continue with: hfedatm run resume=%s",
             done,
             folder.settings.rounds,
             os.path.relpath(folder.path),

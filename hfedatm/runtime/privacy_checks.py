@@ -12,7 +12,7 @@ from hfedatm.base.building import example_grams
 from hfedatm.base.errors import UserError
 from hfedatm.base.privacy_settings import gram_mechanism
 from hfedatm.base.settings import Settings
-from hfedatm.contracts import Method, Rule, StationSide
+from hfedatm.contracts import Method, Rule, StationRule
 from hfedatm_core import FactorGram
 from hfedatm_core.data import DataSpec
 
@@ -24,19 +24,19 @@ def check_privacy(
     noised = gram_mechanism(settings).noised
     if noised and not rule.needs_grams:
         raise UserError(
-            f"privacy.mechanism noises Grams, of which server-rule = {settings.server_rule!r} uses "
-            "none; dp-sgd=true protects the weights"
+            f"privacy.mechanism adds noise to Grams, but server-rule = {settings.server_rule!r} "
+            "uses no Grams; dp-sgd=true protects the weights"
         )
     if noised or (settings.secure_aggregation and rule.needs_grams):
         _check_widths(settings, model, spec)
     if settings.dp_sgd:
         _check_dp_sgd(settings, rule, method, model, spec)
     if settings.secure_aggregation:
-        side = type(rule.at_station())
-        if side.weight is not StationSide.weight:
+        station_rule = type(rule.at_station())
+        if station_rule.weight is not StationRule.weight:
             raise UserError(
                 f"secure-aggregation: server-rule = {settings.server_rule!r} weighs clients by "
-                "what each of them reports, which a secure sum hides"
+                "their own reports, which a secure sum hides: choose another server-rule"
             )
 
 
@@ -56,9 +56,9 @@ def _check_dp_sgd(
 ) -> None:
     if not method.per_example_loss:
         raise UserError(
-            f"dp-sgd: needs a loss that is a mean over single examples and nothing else leaving "
-            f"the client, which client-method = {settings.client_method!r} under server-rule = "
-            f"{settings.server_rule!r} does not give; use client-method=fedavg with a rule that "
+            f"dp-sgd: the loss must be a mean over single examples, and only the model may leave "
+            f"the client; client-method = {settings.client_method!r} with server-rule = "
+            f"{settings.server_rule!r} does more: use client-method=fedavg with a rule that "
             "changes nothing at the clients, or dp-sgd=false"
         )
     from hfedatm_core.privacy.dpsgd import UnsupportedLayerError, check_opacus_model

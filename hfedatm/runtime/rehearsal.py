@@ -147,7 +147,7 @@ def _too_few_rows(
 ) -> list[str]:
     """Return how many clients' Grams will be refused; refuse the run if no round can succeed.
 
-    For images and vectors, a layer has the same number of rows per example. For text that is known
+    For images and vectors, a layer has the same number of rows per example. For text, this is known
     only of layers that see one row per example.
     """
     known = {

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hfedatm_core.channels.layouts import (
+    ChannelLayout,
     Column,
-    Layout,
     across,
     active,
     along,
@@ -60,7 +60,7 @@ class Atoms:
             self._positions = np.concatenate([self._positions, self._new(missing, 1)])
         return self._positions[1 : count + 1]
 
-    def fixed(self, shape: Sequence[int]) -> Layout:
+    def fixed(self, shape: Sequence[int]) -> ChannelLayout:
         """Return the layout of a tensor whose every dimension has a fixed order."""
         return tuple(
             self.positions(size).reshape(along(len(shape), dim))
@@ -68,7 +68,7 @@ class Atoms:
             if size > 1
         )
 
-    def fresh(self, shape: Sequence[int]) -> Layout:
+    def fresh(self, shape: Sequence[int]) -> ChannelLayout:
         """Return the layout of a tensor about which nothing is known yet."""
         return tuple(
             self.new(size).reshape(along(len(shape), dim))
@@ -84,7 +84,7 @@ class Atoms:
         self._parent[column] = root
         return root
 
-    def resolve(self, layout: Layout) -> Layout:
+    def resolve(self, layout: ChannelLayout) -> ChannelLayout:
         """Return the layout with each atom replaced by its representative, or by its tuple."""
         return self.shrunk(tuple(part for column in layout for part in self._consists_of(column)))
 
@@ -100,7 +100,7 @@ class Atoms:
                 found.extend(self._consists_of(part))
         return found
 
-    def shrunk(self, layout: Layout) -> Layout:
+    def shrunk(self, layout: ChannelLayout) -> ChannelLayout:
         """Reduce every column to the dimensions along which its atoms really differ."""
         found, lost = [], set()
         for column in layout:
@@ -127,7 +127,7 @@ class Atoms:
         """Return the reason why a resolved atom is frozen; empty when it is free."""
         return self._reasons[int(self._why[atom])]
 
-    def freeze(self, layout: Layout, reason: str) -> bool:
+    def freeze(self, layout: ChannelLayout, reason: str) -> bool:
         """Fix the order of all atoms; return whether any of them was free before."""
         fresh = False
         for column in self.resolve(layout):
@@ -137,12 +137,14 @@ class Atoms:
                 fresh = True
         return fresh
 
-    def unite(self, one: Layout, other: Layout, shape: Sequence[int], reason: str) -> Layout:
+    def unite(
+        self, one: ChannelLayout, other: ChannelLayout, shape: Sequence[int], reason: str
+    ) -> ChannelLayout:
         """Unite two tensors of one shape position by position; freeze atoms that cannot be united.
 
         Returns
         -------
-        Layout
+        ChannelLayout
             The layout of both. If only one of the two depends on a dimension, its columns are used.
         """
         one, other = self.resolve(one), self.resolve(other)
@@ -155,7 +157,9 @@ class Atoms:
             found.extend(more_telling(ours, theirs))
         return self.resolve(tuple(found))
 
-    def apart(self, layout: Layout, parts: Iterable[Iterable[int]], reason: str) -> Layout:
+    def separate(
+        self, layout: ChannelLayout, parts: Iterable[Iterable[int]], reason: str
+    ) -> ChannelLayout:
         """Return a layout in which each column depends on the dimensions of one part only.
 
         Channels that were spread over dimensions of several parts (attention heads and their
@@ -171,7 +175,7 @@ class Atoms:
                 layout = self.resolve(layout)
         return layout
 
-    def tell_apart(self, layout: Layout) -> None:
+    def tell_apart(self, layout: ChannelLayout) -> None:
         """Mark the atoms of a stretch that was cut out of a dimension as belonging to the stretch.
 
         Two stretches (the queries and keys in one weight) then stay distinct, even when the same

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hfedatm_core.channels.atoms import Atoms
 from hfedatm_core.channels.groups import Role
-from hfedatm_core.channels.layouts import Column, Layout, active
+from hfedatm_core.channels.layouts import ChannelLayout, Column, active
 
 _Hash = NDArray[np.uint64]
 
@@ -92,7 +92,7 @@ class Cells:
             yield int(cell), by_place
 
 
-def rows_of(layout: Layout, dim: int) -> Column | None:
+def rows_of(layout: ChannelLayout, dim: int) -> Column | None:
     """Return the atoms along a dimension as rows; ``None`` if a column depends on others, too."""
     columns = [column for column in layout if column.shape[dim] > 1]
     if not columns or any(len(active(column)) > 1 for column in columns):

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hfedatm_core.channels import moves
-from hfedatm_core.channels.layouts import Layout, active, within
+from hfedatm_core.channels.layouts import ChannelLayout, active, within
 from hfedatm_core.channels.rules import Call, rule
 
 # --- products ------------------------------------------------------------------------------------
 
 
 @rule("mm addmm bmm baddbmm mv addmv")
-def _product(call: Call) -> Layout:
+def _product(call: Call) -> ChannelLayout:
     """Sum over the last dimension of the first factor and the last but one of the second."""
     names = [name for name in call.arguments if name in ("mat1", "batch1", "vec", "mat2", "batch2")]
     left, right = ("self", names[0]) if len(names) == 1 else (names[0], names[1])
@@ -23,8 +23,8 @@ def _product(call: Call) -> Layout:
     a, b = call[left], call[right]
     batch, vector = list(range(a.ndim - 2)), b.ndim == 1
     row, column = a.ndim - 2, b.ndim - 1
-    ours = call.apart(call.layout(left), batch, [row], [row + 1])
-    theirs = call.apart(call.layout(right), batch, [len(batch)], [column])
+    ours = call.separate(call.layout(left), batch, [row], [row + 1])
+    theirs = call.separate(call.layout(right), batch, [len(batch)], [column])
     summed = a.shape[-1:]
     call.unite(call.axis(ours, row + 1), call.axis(theirs, len(batch)), summed)
     ndim = a.ndim - vector
@@ -43,29 +43,29 @@ def _product(call: Call) -> Layout:
 
 
 @rule("dot vdot")
-def _dot(call: Call) -> Layout:
+def _dot(call: Call) -> ChannelLayout:
     names = [name for name, value in call.arguments.items() if isinstance(value, Tensor)]
     call.unite(call.layout(names[0]), call.layout(names[1]), call[names[0]].shape)
     return ()
 
 
 @rule("_weight_norm_interface")
-def _weight_norm(call: Call) -> list[Layout]:
+def _weight_norm(call: Call) -> list[ChannelLayout]:
     """Scale each slice of a dimension to its length ``g``."""
     v, dim = call["v"], call["dim"] % call["v"].ndim
-    layout = call.unite(call.apart(call.layout("v"), [dim]), call.layout("g"), v.shape)
+    layout = call.unite(call.separate(call.layout("v"), [dim]), call.layout("g"), v.shape)
     return [layout, within(layout, [dim])]
 
 
 @rule("convolution _convolution mkldnn_convolution")
-def _convolution(call: Call) -> Layout | None:
+def _convolution(call: Call) -> ChannelLayout | None:
     x, weight, groups = call["input"], call["weight"], call["groups"]
     ndim = weight.ndim
     if call.arguments.get("transposed") or x.ndim != ndim:
         return None
     places = list(range(2, ndim))
-    inputs = call.apart(call.layout("input"), [0], [1], places)
-    kernel = call.apart(call.layout("weight"), [0], [1], places)
+    inputs = call.separate(call.layout("input"), [0], [1], places)
+    kernel = call.separate(call.layout("weight"), [0], [1], places)
     call.freeze((*within(inputs, places), *within(kernel, places)))
     read, filters, depth = call.axis(inputs, 1), call.axis(kernel, 0), call.axis(kernel, 1)
     if groups == 1:
@@ -86,10 +86,10 @@ def _convolution(call: Call) -> Layout | None:
     return (*call.axis(inputs, 0, 0, ndim), *call.axis(written, 0, 1, ndim), *fixed)
 
 
-def _grouped(call: Call, layout: Layout, groups: int, size: int) -> Layout:
+def _grouped(call: Call, layout: ChannelLayout, groups: int, size: int) -> ChannelLayout:
     """Return the layout of an axis in two dimensions: groups, and members of a group."""
     split = moves.reshaped(call.atoms, layout, [size], [groups, size // groups])
-    return call.apart(split, [0])
+    return call.separate(split, [0])
 
 
 # --- norms ---------------------------------------------------------------------------------------
@@ -100,9 +100,9 @@ def _grouped(call: Call, layout: Layout, groups: int, size: int) -> Layout:
     "cudnn_batch_norm batch_norm miopen_batch_norm _batch_norm_with_update _batch_norm_no_update "
     "native_batch_norm_legit_functional"
 )
-def _batch_norm(call: Call) -> list[Layout]:
+def _batch_norm(call: Call) -> list[ChannelLayout]:
     x = call["input"]
-    layout = call.apart(call.layout("input"), [1])
+    layout = call.separate(call.layout("input"), [1])
     channels = call.axis(layout, 1)
     for name in ("weight", "bias", "running_mean", "running_var"):
         if name in call.arguments:
@@ -114,11 +114,11 @@ def _batch_norm(call: Call) -> list[Layout]:
 
 
 @rule("native_layer_norm _fused_rms_norm")
-def _layer_norm(call: Call) -> list[Layout]:
+def _layer_norm(call: Call) -> list[ChannelLayout]:
     x = call["input"]
     count = len(call["normalized_shape"])
     ahead = list(range(x.ndim - count))
-    layout = call.apart(call.layout("input"), ahead)
+    layout = call.separate(call.layout("input"), ahead)
     for name in ("weight", "bias"):
         if name in call.arguments:
             layout = call.unite(layout, moves.lifted(call.layout(name), x.ndim), x.shape)
@@ -127,9 +127,9 @@ def _layer_norm(call: Call) -> list[Layout]:
 
 
 @rule("native_group_norm")
-def _group_norm(call: Call) -> list[Layout]:
+def _group_norm(call: Call) -> list[ChannelLayout]:
     x, groups = call["input"], call["group"]
-    layout = call.apart(call.layout("input"), [1])
+    layout = call.separate(call.layout("input"), [1])
     channels = call.axis(layout, 1)
     if 1 < groups < x.shape[1]:
         split = _grouped(call, channels, groups, x.shape[1])
@@ -146,11 +146,11 @@ def _group_norm(call: Call) -> list[Layout]:
 
 
 @rule("mean sum amax amin var var_mean std std_mean prod norm linalg_vector_norm logsumexp any all")
-def _reduce(call: Call) -> list[Layout]:
+def _reduce(call: Call) -> list[ChannelLayout]:
     """Sum over dimensions; the order of the terms does not matter."""
     x = next(value for value in call.arguments.values() if isinstance(value, Tensor))
     dims = call.dims(call.arguments.get("dim"), x.ndim)
-    layout = call.apart(call.layout_of(x), dims)
+    layout = call.separate(call.layout_of(x), dims)
     kept = tuple(column for column in layout if not set(active(column)) & set(dims))
     if call.results[0].ndim < x.ndim:
         kept = moves.without(kept, dims)
@@ -158,18 +158,18 @@ def _reduce(call: Call) -> list[Layout]:
 
 
 @rule("_softmax _log_softmax softmax log_softmax _safe_softmax")
-def _softmax(call: Call) -> Layout:
-    return call.apart(call.layout("self"), [call["dim"] % call["self"].ndim])
+def _softmax(call: Call) -> ChannelLayout:
+    return call.separate(call.layout("self"), [call["dim"] % call["self"].ndim])
 
 
 # --- neighbourhoods ------------------------------------------------------------------------------
 
 
-def _spatial(call: Call, count: int) -> list[Layout]:
+def _spatial(call: Call, count: int) -> list[ChannelLayout]:
     """Act on neighbourhoods in the last ``count`` dimensions; the others stay unchanged."""
     x = next(value for value in call.arguments.values() if isinstance(value, Tensor))
     places = range(x.ndim - count, x.ndim)
-    layout = call.apart(call.layout_of(x), places)
+    layout = call.separate(call.layout_of(x), places)
     call.freeze(within(layout, places))
     kept = tuple(column for column in layout if not set(active(column)) & set(places))
     shape = call.results[0].shape
@@ -181,7 +181,7 @@ def _register_spatial(names: Sequence[str]) -> None:
     for name in names:
         for count in (1, 2, 3):
 
-            def function(call: Call, count: int = count) -> list[Layout]:
+            def function(call: Call, count: int = count) -> list[ChannelLayout]:
                 return _spatial(call, count)
 
             rule(name.format(count))(function)
@@ -199,7 +199,7 @@ for _name, _count in {
     "upsample_trilinear3d": 3,
 }.items():
 
-    def _resize(call: Call, count: int = _count) -> list[Layout]:
+    def _resize(call: Call, count: int = _count) -> list[ChannelLayout]:
         return _spatial(call, count)
 
     rule(_name)(_resize)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Column = NDArray[np.int64]
-Layout = tuple[Column, ...]
+ChannelLayout = tuple[Column, ...]
 
 
 def along(ndim: int, dim: int) -> tuple[int, ...]:
@@ -25,13 +25,13 @@ def active(column: Column) -> tuple[int, ...]:
     return tuple(dim for dim, size in enumerate(column.shape) if size > 1)
 
 
-def within(layout: Layout, dims: Iterable[int]) -> Layout:
+def within(layout: ChannelLayout, dims: Iterable[int]) -> ChannelLayout:
     """Return the columns that depend on any of these dimensions."""
     wanted = set(dims)
     return tuple(column for column in layout if wanted & set(active(column)))
 
 
-def components(layout: Layout) -> list[set[int]]:
+def components(layout: ChannelLayout) -> list[set[int]]:
     """Return the sets of dimensions that are connected by columns which depend on several."""
     found: list[set[int]] = []
     for column in layout:
@@ -43,7 +43,7 @@ def components(layout: Layout) -> list[set[int]]:
     return found
 
 
-def across(layout: Layout, part: set[int]) -> Column | None:
+def across(layout: ChannelLayout, part: set[int]) -> Column | None:
     """Return a column that depends on dimensions inside and outside of a part."""
     for column in layout:
         dims = set(active(column))
@@ -52,7 +52,7 @@ def across(layout: Layout, part: set[int]) -> Column | None:
     return None
 
 
-def more_telling(one: Layout, other: Layout) -> Layout:
+def more_telling(one: ChannelLayout, other: ChannelLayout) -> ChannelLayout:
     """Return the layout that covers the other's dimensions (in a tie, the longer), or both."""
     ours, theirs = ({dim for c in layout for dim in active(c)} for layout in (one, other))
     if ours >= theirs and (ours > theirs or len(one) >= len(other)):
@@ -60,6 +60,6 @@ def more_telling(one: Layout, other: Layout) -> Layout:
     return other if theirs >= ours else (*one, *other)
 
 
-def rows(layout: Layout, sizes: Sequence[int]) -> Column:
+def rows(layout: ChannelLayout, sizes: Sequence[int]) -> Column:
     """Return the atoms of each position of a tensor of this shape as ``(positions, atoms)``."""
     return np.stack([np.broadcast_to(column, sizes).ravel() for column in layout], -1)

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from hfedatm_core.channels.atoms import Atoms
-from hfedatm_core.channels.layouts import Column, Layout, active, along, components, within
+from hfedatm_core.channels.layouts import ChannelLayout, Column, active, along, components, within
 
 
-def lifted(layout: Layout, ndim: int) -> Layout:
+def lifted(layout: ChannelLayout, ndim: int) -> ChannelLayout:
     """Return the layout of a tensor to which dimensions were added in front."""
     return tuple(column.reshape((1,) * (ndim - column.ndim) + column.shape) for column in layout)
 
 
-def reshaped(atoms: Atoms, layout: Layout, old: Sequence[int], new: Sequence[int]) -> Layout:
+def reshaped(
+    atoms: Atoms, layout: ChannelLayout, old: Sequence[int], new: Sequence[int]
+) -> ChannelLayout:
     """Return the layout after a row-major reshape."""
     runs = _runs(old, new)
     found = []
@@ -32,7 +34,7 @@ def reshaped(atoms: Atoms, layout: Layout, old: Sequence[int], new: Sequence[int
     return _tidied(atoms, atoms.shrunk(tuple(found)), new)
 
 
-def _tidied(atoms: Atoms, layout: Layout, shape: Sequence[int]) -> Layout:
+def _tidied(atoms: Atoms, layout: ChannelLayout, shape: Sequence[int]) -> ChannelLayout:
     """Describe dimensions without any free channel by their positions alone."""
     found: list[Column] = []
     for dims in components(layout):
@@ -71,27 +73,27 @@ def _runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[
     return runs
 
 
-def transposed(layout: Layout, order: Sequence[int]) -> Layout:
+def transposed(layout: ChannelLayout, order: Sequence[int]) -> ChannelLayout:
     """Return the layout after a permutation: the new dimension ``i`` is the old ``order[i]``."""
     return tuple(column.transpose(order) for column in layout)
 
 
-def taken(layout: Layout, dim: int, wanted: slice) -> Layout:
+def taken(layout: ChannelLayout, dim: int, wanted: slice) -> ChannelLayout:
     """Return the layout of a stretch of one dimension."""
     places = [slice(None)] * dim + [wanted]
     return tuple(c[tuple(places)] if c.shape[dim] > 1 else c for c in layout)
 
 
-def without(layout: Layout, dims: Sequence[int]) -> Layout:
+def without(layout: ChannelLayout, dims: Sequence[int]) -> ChannelLayout:
     """Return the layout after dimensions of size one were removed."""
     return tuple(column.squeeze(tuple(dims)) for column in layout)
 
 
 def joined(
-    atoms: Atoms, parts: Sequence[tuple[Layout, Sequence[int]]], dim: int, reason: str
-) -> Layout:
+    atoms: Atoms, parts: Sequence[tuple[ChannelLayout, Sequence[int]]], dim: int, reason: str
+) -> ChannelLayout:
     """Return the layout of a concatenation of tensors, each given by its layout and shape."""
-    others: Layout = ()
+    others: ChannelLayout = ()
     along_dim: list[list[Column]] = []
     for layout, shape in parts:
         layout = atoms.resolve(layout)
@@ -124,6 +126,6 @@ def joined(
     return (*others, *found)
 
 
-def flat(layout: Layout, shape: Sequence[int]) -> Layout:
+def flat(layout: ChannelLayout, shape: Sequence[int]) -> ChannelLayout:
     """Return the layout of the flattened tensor: every column has one entry per element."""
     return tuple(np.broadcast_to(column, shape).ravel() for column in layout)

@@ -6,18 +6,18 @@ import numpy as np
 import torch
 
 from hfedatm_core.channels import moves
-from hfedatm_core.channels.layouts import Layout, active, components, within
+from hfedatm_core.channels.layouts import ChannelLayout, active, components, within
 from hfedatm_core.channels.rules import Call, rule
 
 
 @rule("view _unsafe_view reshape _reshape_alias")
-def _reshape(call: Call) -> Layout:
+def _reshape(call: Call) -> ChannelLayout:
     old, new = call["self"].shape, call.results[0].shape
     return moves.reshaped(call.atoms, call.layout("self"), old, new)
 
 
 @rule("permute transpose t numpy_T movedim")
-def _permute(call: Call) -> Layout:
+def _permute(call: Call) -> ChannelLayout:
     ndim = call["self"].ndim
     order = list(range(ndim))
     if "dims" in call.arguments:
@@ -29,7 +29,7 @@ def _permute(call: Call) -> Layout:
 
 
 @rule("unsqueeze squeeze squeeze_copy unsqueeze_copy")
-def _ones(call: Call) -> Layout:
+def _ones(call: Call) -> ChannelLayout:
     shape, new = call["self"].shape, call.results[0].shape
     if "dim" in call.arguments and len(new) > len(shape):
         dim = call["dim"] % len(new)
@@ -39,12 +39,12 @@ def _ones(call: Call) -> Layout:
 
 
 @rule("expand")
-def _expand(call: Call) -> Layout:
+def _expand(call: Call) -> ChannelLayout:
     return moves.lifted(call.layout("self"), call.results[0].ndim)
 
 
 @rule("slice select split split_with_sizes unsafe_split chunk unbind narrow")
-def _stretches(call: Call) -> list[Layout]:
+def _stretches(call: Call) -> list[ChannelLayout]:
     """Cut one dimension into stretches; a channel of one stretch must stay in it."""
     source = call["self"]
     layout, dim = call.atoms.resolve(call.layout("self")), call["dim"] % source.ndim
@@ -64,7 +64,7 @@ def _stretches(call: Call) -> list[Layout]:
     return found
 
 
-def _keep(call: Call, layout: Layout, dim: int, wanted: slice) -> None:
+def _keep(call: Call, layout: ChannelLayout, dim: int, wanted: slice) -> None:
     """Register a stretch of one dimension, with all dimensions that are connected with it."""
     for dims in components(layout):
         if dim in dims:
@@ -72,7 +72,7 @@ def _keep(call: Call, layout: Layout, dim: int, wanted: slice) -> None:
 
 
 @rule("flip roll")
-def _turned(call: Call) -> Layout | None:
+def _turned(call: Call) -> ChannelLayout | None:
     if "shifts" in call.arguments and not call["dims"]:
         return None
     dims = call.dims(call["dims"], call["self"].ndim)
@@ -89,7 +89,7 @@ def _turned(call: Call) -> Layout | None:
 
 
 @rule("channel_shuffle native_channel_shuffle")
-def _shuffle(call: Call) -> Layout:
+def _shuffle(call: Call) -> ChannelLayout:
     shape, groups = list(call["self"].shape), call["groups"]
     split = [shape[0], groups, shape[1] // groups, *shape[2:]]
     layout = moves.reshaped(call.atoms, call.layout("self"), shape, split)
@@ -99,7 +99,7 @@ def _shuffle(call: Call) -> Layout:
 
 
 @rule("cat concat concatenate")
-def _cat(call: Call) -> Layout:
+def _cat(call: Call) -> ChannelLayout:
     parts = [part for part in call["tensors"] if part.numel() or part.ndim > 1]
     dim = call["dim"] % parts[0].ndim
     described = [(call.layout_of(part), part.shape) for part in parts]
@@ -109,7 +109,7 @@ def _cat(call: Call) -> Layout:
 
 
 @rule("stack")
-def _stack(call: Call) -> Layout:
+def _stack(call: Call) -> ChannelLayout:
     ndim = call.results[0].ndim
     dim = call["dim"] % ndim
     described = [
@@ -125,7 +125,7 @@ def _stack(call: Call) -> Layout:
 
 
 @rule("repeat")
-def _repeat(call: Call) -> Layout:
+def _repeat(call: Call) -> ChannelLayout:
     new = call.results[0].shape
     layout = moves.lifted(call.layout("self"), len(new))
     shape = [1] * (len(new) - call["self"].ndim) + list(call["self"].shape)
@@ -137,7 +137,7 @@ def _repeat(call: Call) -> Layout:
 
 
 @rule("constant_pad_nd")
-def _pad(call: Call) -> Layout:
+def _pad(call: Call) -> ChannelLayout:
     layout = call.layout("self")
     shape, pads = list(call["self"].shape), call["pad"]
     for place in range(len(pads) // 2):
@@ -157,24 +157,24 @@ def _pad(call: Call) -> Layout:
 
 
 @rule("embedding")
-def _embedding(call: Call) -> Layout:
+def _embedding(call: Call) -> ChannelLayout:
     """Look up rows of a table, whose units keep their order as the channels of an input do."""
     layout = tuple(c.reshape(*c.shape, 1) for c in call.layout("indices"))
     reason = f"its channels are those of the table in {call}"
     call.atoms.freeze(call.layout("weight"), reason)
     indices = call["indices"].ndim
-    units = call.axis(call.apart(call.layout("weight"), (0,)), 1, indices, indices + 1)
+    units = call.axis(call.separate(call.layout("weight"), (0,)), 1, indices, indices + 1)
     return (*layout, *units)
 
 
 @rule("index")
-def _index(call: Call) -> Layout | None:
+def _index(call: Call) -> ChannelLayout | None:
     """Pick positions of the first dimensions; the other dimensions stay unchanged."""
     indices = call["indices"]
     picked = [i for i, index in enumerate(indices) if index is not None]
     if picked != list(range(len(indices))) or indices[0].dtype == torch.bool:
         return None
-    layout = call.apart(call.layout("self"), picked)
+    layout = call.separate(call.layout("self"), picked)
     call.freeze(within(layout, picked))
     new = call.results[0].shape
     ahead = len(new) - (call["self"].ndim - len(picked))
@@ -185,9 +185,9 @@ def _index(call: Call) -> Layout | None:
 
 
 @rule("index_select")
-def _index_select(call: Call) -> Layout:
+def _index_select(call: Call) -> ChannelLayout:
     dim, ndim = call["dim"] % call["self"].ndim, call["self"].ndim
-    layout = call.apart(call.layout("self"), (dim,))
+    layout = call.separate(call.layout("self"), (dim,))
     call.freeze(within(layout, (dim,)))
     sizes = [size if d == dim else 1 for d, size in enumerate(call.results[0].shape)]
     kept = tuple(column for column in layout if column.shape[dim] == 1)

@@ -29,7 +29,7 @@ from hfedatm_core.channels.calling import (
     tensors,
 )
 from hfedatm_core.channels.groups import OUTPUT, Kind
-from hfedatm_core.channels.layouts import Layout, active
+from hfedatm_core.channels.layouts import ChannelLayout, active
 from hfedatm_core.channels.norms import NOTHING, Event
 from hfedatm_core.channels.rules import RULES, Call, pointwise
 
@@ -58,16 +58,18 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.atoms = Atoms()
-        self.used: dict[str, Layout] = {}
-        self.kept: list[Layout] = []
-        self.writers: dict[str, tuple[Layout, Kind]] = {}
+        self.used: dict[str, ChannelLayout] = {}
+        self.kept: list[ChannelLayout] = []
+        self.writers: dict[str, tuple[ChannelLayout, Kind]] = {}
         self.frozen: dict[str, str] = {}
-        self.passed: dict[str, list[Layout]] = {}  # layouts by the module whose forward sees them
+        self.passed: dict[
+            str, list[ChannelLayout]
+        ] = {}  # layouts by the module whose forward sees them
         self._stack: list[str] = [""]
         self._events: list[Event] = []
         self._same: dict[int, int] = {}  # result -> input of a module that does nothing
         self.names: dict[int, str] = {}
-        self._layouts: dict[int, Layout] = {}
+        self._layouts: dict[int, ChannelLayout] = {}
         self._origins: dict[int, tuple[str, ...]] = {}
         self._alive: list[Tensor] = []
         self._by_storage: dict[int, list[Tensor]] = {}
@@ -180,7 +182,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in (*operands, *results) if mutable else results:
             self._fix(tensor)
 
-    def _overwrite(self, tensor: Tensor, layout: Layout, operands: Sequence[Tensor]) -> None:
+    def _overwrite(self, tensor: Tensor, layout: ChannelLayout, operands: Sequence[Tensor]) -> None:
         before = self._layout_of(tensor)
         after = self.atoms.unite(before, layout, tensor.shape, "it is overwritten")
         gained = {d for c in after for d in active(c)} - {d for c in before for d in active(c)}
@@ -194,7 +196,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # --- knowledge about tensors ---------------------------------------------------------------
 
-    def _layout_of(self, tensor: Tensor) -> Layout:
+    def _layout_of(self, tensor: Tensor) -> ChannelLayout:
         if id(tensor) not in self._layouts:
             name = self.names.get(id(tensor))
             fixed = name is None
@@ -205,7 +207,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._origins[id(tensor)] = (name,)
         return self._layouts[id(tensor)]
 
-    def _remember(self, tensor: Tensor, layout: Layout) -> None:
+    def _remember(self, tensor: Tensor, layout: ChannelLayout) -> None:
         if id(tensor) not in self._layouts:
             self._alive.append(tensor)  # otherwise a new tensor may get its identity
             self._by_storage.setdefault(storage(tensor), []).append(tensor)
@@ -224,12 +226,12 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         names = [self._origins.get(id(tensor), ()) for tensor in operands]
         return tuple(dict.fromkeys(sum(names, ()))) if names and all(names) else ()
 
-    def _keep(self, layout: Layout) -> None:
+    def _keep(self, layout: ChannelLayout) -> None:
         self.atoms.tell_apart(layout)
         sizes = [max(c.shape[d] for c in layout) for d in range(layout[0].ndim)]
         self.kept.append(moves.flat(layout, sizes))
 
-    def _wrote(self, tensor: Tensor, layout: Layout, kind: Kind) -> None:
+    def _wrote(self, tensor: Tensor, layout: ChannelLayout, kind: Kind) -> None:
         for name in self._origins.get(id(tensor), ()):
             if name == self.names.get(id(tensor)) or self._state[name][0].numel() > 1:
                 self.writers.setdefault(name, (layout, kind))

@@ -15,9 +15,9 @@ from torch import Tensor
 from hfedatm_core.channels import moves
 from hfedatm_core.channels.atoms import Atoms
 from hfedatm_core.channels.groups import Kind
-from hfedatm_core.channels.layouts import Layout, within
+from hfedatm_core.channels.layouts import ChannelLayout, within
 
-Rule = Callable[["Call"], "Layout | list[Layout] | None"]
+Rule = Callable[["Call"], "ChannelLayout | list[ChannelLayout] | None"]
 RULES: dict[str, Rule] = {}
 
 
@@ -45,14 +45,14 @@ class Call:
     arguments: dict[str, Any]
     results: Sequence[Tensor]
     where: str
-    layout_of: Callable[[Tensor], Layout]
-    keep: Callable[[Layout], None]
-    wrote: Callable[[Tensor, Layout, Kind], None]
+    layout_of: Callable[[Tensor], ChannelLayout]
+    keep: Callable[[ChannelLayout], None]
+    wrote: Callable[[Tensor, ChannelLayout, Kind], None]
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
 
-    def layout(self, name: str) -> Layout:
+    def layout(self, name: str) -> ChannelLayout:
         """Return the layout of an argument; empty for one that is not given."""
         value = self.arguments[name]
         return self.layout_of(value) if isinstance(value, Tensor) else ()
@@ -62,19 +62,23 @@ class Call:
         listed = [value] if isinstance(value, int) else list(value or range(ndim))
         return [int(dim) % ndim if ndim else 0 for dim in listed]
 
-    def unite(self, one: Layout, other: Layout, shape: Sequence[int]) -> Layout:
+    def unite(
+        self, one: ChannelLayout, other: ChannelLayout, shape: Sequence[int]
+    ) -> ChannelLayout:
         """See :meth:`Atoms.unite`."""
         return self.atoms.unite(one, other, shape, f"its channels are joined with others in {self}")
 
-    def apart(self, layout: Layout, *parts: Sequence[int]) -> Layout:
-        """See :meth:`Atoms.apart`."""
-        return self.atoms.apart(layout, parts, f"its channels are mixed with positions in {self}")
+    def separate(self, layout: ChannelLayout, *parts: Sequence[int]) -> ChannelLayout:
+        """See :meth:`Atoms.separate`."""
+        return self.atoms.separate(
+            layout, parts, f"its channels are mixed with positions in {self}"
+        )
 
-    def freeze(self, layout: Layout) -> None:
+    def freeze(self, layout: ChannelLayout) -> None:
         """Freeze channels that the operation does not treat alike."""
         self.atoms.freeze(layout, f"its channels are treated as positions by {self}")
 
-    def axis(self, layout: Layout, dim: int, new: int = 0, ndim: int = 1) -> Layout:
+    def axis(self, layout: ChannelLayout, dim: int, new: int = 0, ndim: int = 1) -> ChannelLayout:
         """Return the columns of one dimension, as dimension ``new`` of a tensor with ``ndim``."""
         shape = [1] * ndim
         shape[new] = -1
@@ -97,10 +101,10 @@ def rule(names: str) -> Callable[[Rule], Rule]:
 # --- channel by channel --------------------------------------------------------------------------
 
 
-def pointwise(call: Call) -> Layout:
+def pointwise(call: Call) -> ChannelLayout:
     """Unite all operands position by position."""
     shape = call.results[0].shape
-    layout: Layout = ()
+    layout: ChannelLayout = ()
     for value in call.arguments.values():
         for tensor in value if isinstance(value, list | tuple) else [value]:
             if isinstance(tensor, Tensor):
@@ -117,7 +121,7 @@ for _name in """clone detach alias _to_copy copy contiguous lift_fresh lift_fres
 
 
 @rule("native_dropout")
-def _dropout(call: Call) -> list[Layout]:
+def _dropout(call: Call) -> list[ChannelLayout]:
     return [call.layout("input")] * 2
 
 
@@ -125,7 +129,7 @@ def _dropout(call: Call) -> list[Layout]:
     "bernoulli zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full empty "
     "empty_like new_empty scalar_tensor fill zero"
 )
-def _alike(call: Call) -> Layout:
+def _alike(call: Call) -> ChannelLayout:
     """Return an empty layout: all positions hold one value, or are drawn alike."""
     return ()
 
@@ -134,5 +138,5 @@ def _alike(call: Call) -> Layout:
     "rand rand_like randn randn_like randint randperm normal uniform arange linspace eye "
     "tril_indices triu_indices"
 )
-def _ordered(call: Call) -> list[Layout]:
+def _ordered(call: Call) -> list[ChannelLayout]:
     return [call.atoms.fixed(result.shape) for result in call.results]

@@ -79,7 +79,7 @@ def _aliases(model: nn.Module) -> dict[str, list[str]]:
 
 
 def _fix_around_unused(recording: Recording, parameters: Mapping[str, Tensor]) -> None:
-    """Freeze channels that weights which were not used here may read in another call."""
+    """Freeze channels that may be read in another call, by weights that were not used here."""
     for name, parameter in parameters.items():
         if name in recording.used or not parameter.dim():
             continue
@@ -136,7 +136,7 @@ def _axes(recording: Recording) -> list[Axis]:
                 found.append(Axis(tensor, dim, _role(recording, tensor, dim, rows), rows))
             else:
                 mixed = tuple(column for column in layout if column.shape[dim] > 1)
-                recording.atoms.freeze(mixed, f"the axes of {tensor} cannot be permuted apart")
+                recording.atoms.freeze(mixed, f"the axes of {tensor} cannot be permuted separately")
     return found
 
 

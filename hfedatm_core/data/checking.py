@@ -68,7 +68,7 @@ def _check_numbers(domain: Domain, spec: DataSpec) -> None:
     if inputs.dtype != torch.float32 and not (inputs.dtype, spec.kind) == (torch.uint8, "image"):
         raise BadDomain(
             domain.name,
-            f"inputs is of {inputs.dtype}; needed is torch.float32"
+            f"inputs is of {inputs.dtype}; it must be of torch.float32"
             + (", or torch.uint8 for pixels of 0 … 255" if spec.kind == "image" else ""),
         )
     if inputs.is_floating_point():
@@ -103,8 +103,8 @@ def _check_tokens(domain: Domain, spec: DataSpec) -> None:
         if int(rows.min()) < 0 or int(rows.max()) >= spec.vocab_size:
             raise BadDomain(
                 domain.name,
-                f"a token is none of the vocabulary: with vocab_size = {spec.vocab_size} they are "
-                f"0 … {spec.vocab_size - 1}",
+                f"a token is not in the vocabulary: with vocab_size = {spec.vocab_size} tokens "
+                f"are 0 … {spec.vocab_size - 1}",
             )
 
 

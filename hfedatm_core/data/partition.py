@@ -35,7 +35,8 @@ def heterogeneous_partition(
 
     References
     ----------
-    Bai et al., "Benchmarking Algorithms for Federated Domain Generalization", 2023.
+    Bai et al., "Benchmarking Algorithms for Federated Domain Generalization",
+    arXiv:2307.04942.
     """
     sizes = [int(size) for size in domain_sizes]
     if not sizes or min(sizes) < 0 or any(s != t for s, t in zip(sizes, domain_sizes, strict=True)):

@@ -19,6 +19,7 @@ from hfedatm_core.fot.options import DEFAULT, AlignmentOptions
 from hfedatm_core.fot.shapes import match_shapes, require_finite
 from hfedatm_core.grams.gram import Gram
 from hfedatm_core.grams.grouped import GroupedGram
+from hfedatm_core.tensors import State
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class Alignment:
 
 
 def align(
-    state: Mapping[str, Tensor],
-    reference: Mapping[str, Tensor],
+    state: State,
+    reference: State,
     graph: ChannelGraph,
     grams: Mapping[str, Gram] | None = None,
     options: AlignmentOptions = DEFAULT,
@@ -96,7 +97,7 @@ class Aligner:
 
     def __init__(
         self,
-        reference: Mapping[str, Tensor],
+        reference: State,
         graph: ChannelGraph,
         options: AlignmentOptions = DEFAULT,
     ) -> None:
@@ -104,9 +105,7 @@ class Aligner:
         self._reference, self._graph = reference, graph
         self._matcher = Matcher(reference, graph, options)
 
-    def __call__(
-        self, state: Mapping[str, Tensor], grams: Mapping[str, Gram] | None = None
-    ) -> Alignment:
+    def __call__(self, state: State, grams: Mapping[str, Gram] | None = None) -> Alignment:
         """Align one station."""
         station = match_shapes(state, self._reference, self._graph.kernels)
         matches, reordered = self._matcher.match(station)
@@ -123,7 +122,7 @@ class Aligner:
 
 def permute_grams(
     grams: Mapping[str, Gram],
-    state: Mapping[str, Tensor],
+    state: State,
     graph: ChannelGraph,
     moving: Mapping[str, Tensor],
 ) -> dict[str, Gram]:

@@ -14,7 +14,7 @@ _KERNEL_RANGE = {torch.float32: 30.0, torch.float64: 200.0}
 
 
 def rounding(cost: Tensor) -> float:
-    """Return the largest difference by rounding of two equal costs (none negative): a tie."""
+    """Return the largest difference that rounding makes between equal, non-negative costs."""
     scale = max(1.0, float(cost.max())) if cost.numel() else 1.0
     return 8 * torch.finfo(cost.dtype).eps * scale
 

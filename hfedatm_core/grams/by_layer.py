@@ -77,7 +77,7 @@ def unpack_grams(arrays: Mapping[str, Array]) -> dict[str, Gram]:
         if key == _INDEX:
             continue
         if not (number.isascii() and number.isdigit() and field):
-            raise ValueError(f"'{key}' is no part of packed Grams")
+            raise ValueError(f"'{key}' is not a part of packed Grams")
         parts.setdefault(int(number), {})[field] = array
     table = _layer_table(arrays)
     if sorted(parts) != list(range(len(table))):

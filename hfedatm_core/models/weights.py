@@ -26,7 +26,7 @@ def load_file(model: nn.Module, path: Path | str, source: str) -> None:
     """
     if not isinstance(path, Path | str):  # such as pretrained=true
         raise ValueError(
-            f"pretrained wants the path of a file, not {path!r}: download {source} and set "
+            f"pretrained must be the path of a file, not {path!r}: download {source} and set "
             "pretrained=<path of that file>"
         )
     file = Path(path).expanduser()

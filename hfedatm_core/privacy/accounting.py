@@ -160,7 +160,8 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
     References
     ----------
-    Balle and Wang, "Improving the Gaussian mechanism for differential privacy", ICML 2018.
+    Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018,
+    arXiv:1805.06530.
     """
     if mu == 0:
         return 0.0

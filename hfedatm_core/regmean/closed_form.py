@@ -173,7 +173,8 @@ def regmean(
 
     References
     ----------
-    Jin et al., "Dataless Knowledge Fusion by Merging Weights of Language Models", ICLR 2023.
+    Jin et al., "Dataless Knowledge Fusion by Merging Weights of Language Models",
+    ICLR 2023, arXiv:2212.09849.
     """
     gammas = [1.0] * len(weights) if coefficients is None else list(coefficients)
     if not weights or not len(weights) == len(grams) == len(gammas):

@@ -254,4 +254,4 @@ def explain(name: str, given: Factors) -> Cut | None:
 
 
 def _times(factor: float) -> str:
-    return f"{1 / factor:.3g} x its bound" if factor else "where hardly anybody does"
+    return f"{1 / factor:.3g} x its bound" if factor else "which most updates leave in place"

@@ -137,7 +137,7 @@ class Directory:
         """
         if threshold is not None and self.threshold != threshold:
             raise SecureAggregationError(
-                f"the station would be content with {self.threshold} clients, the agreed threshold "
+                f"the station asks for only {self.threshold} clients; the agreed threshold "
                 f"is {threshold}"
             )
         own = self.members.get(client)

@@ -74,7 +74,7 @@ def decompress(data: bytes, what: str) -> Point:
     if (x * x - square) % _P:
         x = x * _ROOT % _P
     if len(data) != POINT_BYTES or y >= _P or (x * x - square) % _P or (x == 0 and sign):
-        raise SecureAggregationError(f"{what} is no point of the curve")
+        raise SecureAggregationError(f"{what} is not a point of the curve")
     if x & 1 != sign:
         x = _P - x
     return x, y, 1, x * y % _P

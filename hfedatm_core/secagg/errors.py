@@ -2,4 +2,4 @@
 
 
 class SecureAggregationError(RuntimeError):
-    """A message or a stage of secure aggregation is refused; the text names the client and why."""
+    """A message or a stage of secure aggregation is refused; the text names client and reason."""

@@ -46,7 +46,7 @@ def take_number(fields: Mapping[str, Any], name: str, what: str) -> int:
     """Return a field that is a client's id or a number of clients."""
     value = fields.get(name)
     if type(value) is not int or not 0 <= value < _LARGEST_ID:
-        raise SecureAggregationError(f"{what}: field {name!r} is missing or no number of a client")
+        raise SecureAggregationError(f"{what}: field {name!r} is missing or not a client's number")
     return value
 
 
@@ -56,7 +56,7 @@ def take_clients(fields: Mapping[str, Any], name: str, what: str) -> list[int]:
     if not isinstance(value, list) or not all(
         type(v) is int and 0 <= v < _LARGEST_ID for v in value
     ):
-        raise SecureAggregationError(f"{what}: field {name!r} is missing or no list of clients")
+        raise SecureAggregationError(f"{what}: field {name!r} is missing or not a list of clients")
     if len(set(value)) != len(value):
         raise SecureAggregationError(f"{what}: field {name!r} names a client twice")
     return sorted(value)
@@ -70,7 +70,7 @@ def take_entries(fields: Mapping[str, Any], name: str, what: str) -> dict[int, A
     keyed: dict[int, Any] = {}
     for key, value in entries.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 20 and int(key) < _LARGEST_ID):
-            raise SecureAggregationError(f"{what}: field {name!r} has a key that is no client")
+            raise SecureAggregationError(f"{what}: field {name!r} has a key that is not a client")
         if int(key) in keyed:
             raise SecureAggregationError(f"{what}: field {name!r} names a client twice")
         keyed[int(key)] = value

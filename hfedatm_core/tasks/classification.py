@@ -52,7 +52,7 @@ class Classification(LearningTask):
             )
         if len(targets) and (int(targets.min()) < 0 or int(targets.max()) >= count):
             raise BadTargets(
-                f"a target is no class: with num_classes = {count} they are 0 … {count - 1}",
+                f"a target is not a class: with num_classes = {count} targets are 0 … {count - 1}",
                 f"its targets reach from {int(targets.min())} to {int(targets.max())}",
             )
 

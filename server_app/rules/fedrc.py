@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from hfedatm.base.errors import UserError
 from hfedatm.base.settings import Settings
-from hfedatm.contracts import Method, Rule, Situation, State, StationSide, Wrapper
+from hfedatm.contracts import Method, Rule, Situation, State, StationRule, Wrapper
 from hfedatm_core import MeanAccumulator, Merged, Update
 from hfedatm_core.data import Batch, Inputs
 from hfedatm_core.merging import MergeReport
@@ -83,8 +83,9 @@ class Summarised(Wrapper):
         """Set the method to share within the station."""
         if self.inner.sharing == "global":
             raise UserError(
-                "server-rule fedrc shares within the station what the client method shares with "
-                "all: choose another client-method, or client-params=level=station for fediir"
+                "server-rule fedrc averages shared arrays within each station, this client method "
+                "over all clients: choose another client-method, or for fediir "
+                "client-params=level=station"
             )
         self.sharing = "station"  # type: ignore[misc]
 
@@ -112,7 +113,7 @@ class Summarised(Wrapper):
         return {**super().metrics(), "input-mean": mean, "input-square": square}
 
 
-class WeighingStation(StationSide):
+class WeighingStation(StationRule):
     """A station that weighs its clients by the closeness of their data to its own."""
 
     def weight(self, metrics: Mapping[str, float], shared: State) -> float:
@@ -136,7 +137,7 @@ class FedRC(Rule):
             if getattr(settings, key):
                 raise UserError(
                     "server-rule fedrc shows a station the mean and variance of each client's "
-                    f"inputs: it does not go with {key.replace('_', '-')}"
+                    f"inputs: it cannot be combined with {key.replace('_', '-')}"
                 )
 
     def check_report(self, metrics: Mapping[str, float]) -> None:
@@ -149,7 +150,7 @@ class FedRC(Rule):
         """Let clients summarise their data."""
         return Summarised(method)
 
-    def at_station(self) -> StationSide:
+    def at_station(self) -> StationRule:
         """Weigh the clients."""
         return WeighingStation()
 

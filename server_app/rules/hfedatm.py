@@ -105,7 +105,7 @@ class HFedATM(Rule):
             raise ValueError(f"beta_end must be -1 or lie in [0, 1], got {self.beta_end}")
         if not self.regmean and (self.beta, self.beta_end, self.every) != (1.0, -1.0, 1):
             raise ValueError(
-                "beta, beta_end and every are about RegMean, which this rule leaves out"
+                "beta, beta_end and every configure RegMean, which this rule does not use"
             )
         self._velocity: State = {}
         self._start: State = {}
@@ -115,7 +115,7 @@ class HFedATM(Rule):
         return self.needs_grams and (round % self.every == 0 or round == rounds)
 
     def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
-        """Align and merge, stations that did not share a start by the Grams of all layers."""
+        """Align and merge; without a common start, the Grams of all layers match the stations."""
         solving = self.regmean and self.wants_grams(situation.round, situation.settings.rounds)
         if solving and measures_all(situation.settings, situation.round):
             merged = merge_apart(
@@ -147,7 +147,11 @@ class HFedATM(Rule):
             reference=self.reference,
             previous=situation.previous,
             alignment=AlignmentOptions(
-                self.ot_solver, self.ot_scope, self.ot_reg, self.ot_iterations, self.ot_margin
+                solver=self.ot_solver,
+                scope=self.ot_scope,
+                reg=self.ot_reg,
+                iterations=self.ot_iterations,
+                margin=self.ot_margin,
             ),
             ridge=self.ridge,
             ridge_scale=self.ridge_scale,

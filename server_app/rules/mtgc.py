@@ -38,7 +38,7 @@ from hfedatm.base.errors import UserError
 from hfedatm.base.records import Task
 from hfedatm.base.schedule import learning_rate
 from hfedatm.base.settings import Settings
-from hfedatm.contracts import Method, Rule, Situation, State, StationSide, Wrapper, snapshot
+from hfedatm.contracts import Method, Rule, Situation, State, StationRule, Wrapper, snapshot
 from hfedatm_core import Merged, Update, merge
 
 PREFIX = "mtgc."
@@ -95,7 +95,7 @@ class Corrected(Wrapper):
         return {**super().metrics(), "steps": self._steps}
 
 
-class CorrectingStation(StationSide):
+class CorrectingStation(StationRule):
     """A station that keeps ``y`` and sends it to its clients."""
 
     def begin(self, task: Task, received: State, broadcast: State, memory: State) -> None:
@@ -164,13 +164,13 @@ class MTGC(Rule):
         """Refuse reported steps and paths by which a correction cannot be divided."""
         for name in ("steps", "path"):
             if name in metrics and not 1e-12 <= metrics[name] <= 1e9:
-                raise ValueError(f"{name} = {metrics[name]:g} is not how far a model can go")
+                raise ValueError(f"{name} = {metrics[name]:g} is no distance that SGD can go")
 
     def on_client(self, method: Method) -> Method:
         """Correct the method's gradients."""
         return Corrected(method)
 
-    def at_station(self) -> StationSide:
+    def at_station(self) -> StationRule:
         """Keep ``y`` at the station."""
         return CorrectingStation()
 

@@ -56,10 +56,8 @@ def test_work_is_stopped_when_nobody_waits_for_it_any_more(tmp_path):
         (tmp_path / "pid").write_text(str(os.getpid()))
         time.sleep(60)
 
-    started = time.monotonic()
     reply = ask(slow, ttl=2.0)
-    assert time.monotonic() - started < 30
-    assert "longer than anybody waits" in reply["failure"]["reason"]
+    assert "longer than the station waits" in reply["failure"]["reason"]
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
@@ -76,9 +74,7 @@ def test_a_fork_ends_with_the_process_that_waits_for_it(tmp_path):
     os.kill(waiting, signal.SIGKILL)
     os.waitpid(waiting, 0)
     orphan = int((tmp_path / "pid").read_text())
-    until = time.monotonic() + 30
-    while _runs(orphan):
-        assert time.monotonic() < until
+    while _runs(orphan):  # the time limit of all tests ends this one if the fork stays
         time.sleep(0.1)
 
 
@@ -100,9 +96,7 @@ def test_work_beyond_the_owners_seconds_is_ended(policy, tmp_path):
         time.sleep(60)
 
     policy(limits={"seconds": 1.0})
-    started = time.monotonic()
     reason = ask(slow)["failure"]["reason"]
-    assert time.monotonic() - started < 30
     assert "longer than 1 s" in reason and "limits.seconds" in reason
     assert not _runs(int((tmp_path / "pid").read_text()))
 
@@ -119,9 +113,7 @@ def test_work_beyond_the_owners_memory_is_ended(policy, tmp_path):
     # A fork has mapped at most what its parent has, and needs not have mapped any of it.
     used = psutil.Process().memory_info().rss / 2**20
     policy(limits={"memory-mb": used + 100})
-    started = time.monotonic()
     reason = ask(greedy)["failure"]["reason"]
-    assert time.monotonic() - started < 30
     assert "more than" in reason and "limits.memory-mb" in reason
     assert not _runs(int((tmp_path / "pid").read_text()))
 

@@ -20,7 +20,7 @@ from hfedatm.base.memory import NodeMemory
 from hfedatm.base.privacy_settings import statement
 from hfedatm.base.records import record_to_grams, record_to_state
 from hfedatm.base.settings import SettingsError, keys
-from hfedatm.contracts import StationSide
+from hfedatm.contracts import StationRule
 from hfedatm.runtime.opening import check
 from hfedatm_core import ChannelGraph
 from hfedatm_core.privacy.accounting import Ledger
@@ -73,7 +73,7 @@ def test_flower_reads_every_privacy_key_from_pyproject():
         ({"privacy.epsilon": 1.0}, "nothing is noised"),
         ({**EXAMPLE, "privacy.rank": 4}, "privacy.rank"),
         ({"dp-sgd": True, "privacy.sigma": 1.0, "train-fn": "a:b"}, "train-fn"),
-        ({**EXAMPLE, "secure-aggregation": True}, "gram-weights = 'examples' only"),
+        ({**EXAMPLE, "secure-aggregation": True}, "right only for gram-weights = 'examples'"),
         ({"secure-aggregation": True, "clients-per-station": 1}, "at least 2 clients"),
     ],
 )
@@ -130,14 +130,14 @@ def in_place_net(spec) -> nn.Module:
     return InPlace(spec)
 
 
-class OneVote(StationSide):
+class OneVote(StationRule):
     def weight(self, metrics, shared) -> float:
         return 1.0
 
 
 @dataclass
 class Picky(Avg):
-    def at_station(self) -> StationSide:
+    def at_station(self) -> StationRule:
         return OneVote()
 
 
@@ -263,7 +263,7 @@ def test_every_round_says_what_was_spent(tmp_path):
     assert 0 < spent[0]["epsilon"] < spent[1]["epsilon"] <= 4.0 * (1 + 1e-9)
     shown = [line for line in lines if line.startswith("round")]
     assert f"eps {spent[0]['epsilon']:.3g} of 4 |" in shown[0]
-    assert "weights every client sends are NOT private" in "\n".join(lines)
+    assert "weights that every client sends are NOT private" in "\n".join(lines)
 
 
 def test_what_was_spent_survives_resume(tmp_path, monkeypatch):

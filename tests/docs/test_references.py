@@ -1,4 +1,4 @@
-"""Every client method and server rule says which publication it follows."""
+"""Every client method, server rule and robust rule says which publication it follows."""
 
 import ast
 import re
@@ -9,9 +9,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = [
     file
-    for folder in ("client_app/methods", "server_app/rules")
+    for folder in ("client_app/methods", "server_app/rules", "hfedatm_core/robust/rules")
     for file in sorted((ROOT / folder).glob("[a-z]*.py"))
-    if file.stem != "base"
+    if file.stem not in ("base", "none", "record")  # the last two are this project's own
 ]
 PUBLICATION = re.compile(
     r"arXiv:\d{4}\.\d{4,5}\b|https://doi\.org/10\.\S+|https://openreview\.net/forum\?id=\S+"

@@ -68,10 +68,10 @@ def attack(target: Any, count: int, seed: int) -> tuple[Counter[str], list[str]]
     broken = []
     for number in range(count):
         given = target.make(Random(f"{target.name}/{seed}/{number}"))
-        started = time.perf_counter()
+        started = time.process_time()  # the load of other processes does not count
         try:
             outcomes[target.check(given)] += 1
-            took = time.perf_counter() - started
+            took = time.process_time() - started
             assert took < LONGEST, f"it took {took:.0f} s"
         except (Exception, SystemExit):
             outcomes["CRASHED"] += 1

@@ -47,7 +47,7 @@ def test_ctrl_c_prints_the_command_that_resumes(tmp_path):
             if line.startswith("round   1/500"):
                 run.send_signal(signal.SIGINT)
     assert run.returncode == 130, "".join(said)
-    assert "of 500. Go on with: hfedatm run resume=results/mine" in said[-1], "".join(said)
+    assert "of 500. Continue with: hfedatm run resume=results/mine" in said[-1], "".join(said)
     assert "Traceback" not in "".join(said)
     state = read_run(tmp_path / "results/mine")
     assert (state.status, state.why_stopped) == ("stopped", "it was interrupted")
@@ -75,7 +75,7 @@ def test_watch_says_why_a_run_was_stopped_and_how_it_goes_on(hfedatm, unfinished
     shown = hfedatm("watch", unfinished)  # it does not wait for more
     words = " ".join(shown.stdout.split())
     assert shown.exit_code == 1
-    assert "stopped: it was interrupted; go on with: hfedatm run resume=" in words
+    assert "stopped: it was interrupted; continue with: hfedatm run resume=" in words
 
 
 def test_a_killed_process_is_known_to_be_gone(unfinished):

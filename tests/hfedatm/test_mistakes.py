@@ -392,7 +392,7 @@ def test_a_plug_in_that_cannot_be_imported(refused, lab, key, module, cure):
 BEFORE_ROUND_1 = [
     ("model", "model_raises", "KeyError: 'image' (model_raises, lab_of_mistakes.py:"),
     ("model", "model_none", "returned NoneType, not a Module"),
-    ("model", "model_wide", "Tensor of shape (2, 7); needed is a Tensor of shape (2, 3)"),
+    ("model", "model_wide", "Tensor of shape (2, 7); it must return a Tensor of shape (2, 3)"),
     ("model", "model_deaf", "RuntimeError: "),
     ("model", "model_zero", "RuntimeError: Trying to create tensor with negative dimension"),
     ("model", "model_dict", "turns 2 examples into a dict"),

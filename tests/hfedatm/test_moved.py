@@ -27,6 +27,7 @@ import hfedatm.contracts as now
 
 assert (Method, Rule, Wrapper, UserError) == (now.Method, now.Rule, now.Wrapper, now.UserError)
 assert hfedatm.settings.Settings is now.Settings
+assert StationSide is now.StationRule
 """
 
 
@@ -40,6 +41,7 @@ def test_a_plugin_with_old_imports_works_and_is_told():
     assert done.returncode == 0, done.stderr
     for old in ("client_app.methods.base", "server_app.rules.base", "hfedatm.settings"):
         assert f"{old} is deprecated; import from {MOVED[old]}" in done.stderr
+    assert "StationSide is deprecated; it is called StationRule" in done.stderr
 
 
 @pytest.mark.parametrize("old", MOVED)

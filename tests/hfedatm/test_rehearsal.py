@@ -49,7 +49,7 @@ def few_examples(data_dir=None):
 
 BROKEN = {
     "float_targets": "domain 'a': targets is a tensor of torch.float32",
-    "class_out_of_range": "a target is no class: with num_classes = 3 they are 0 … 2",
+    "class_out_of_range": "a target is not a class: with num_classes = 3 targets are 0 … 2",
     "wrong_shape": "an example has the shape (1, 8, 8), and input_shape of the DataSpec says",
     "nan_inputs": "an input is NaN or infinite",
     "torch_dataset": "inputs is a torch Dataset (TensorDataset), not a Tensor: make tensors of it",
@@ -80,7 +80,7 @@ def test_a_deployed_node_checks_its_own_data_and_its_reason_arrives(policy, tmp_
     model = build_model(settings, SPEC, build_method(settings))
     reason = ask_client(settings, 0, model.state_dict()).config_records["failure"]["reason"]
     assert "this node's own data cannot be used as" in reason
-    assert "a target is no class: with num_classes = 3" in reason
+    assert "a target is not a class: with num_classes = 3" in reason
     assert "domain 'a'" not in reason and str(tmp_path) not in reason
     assert "domain 'a'" in caplog.text and "from 1 to 3" in caplog.text
 

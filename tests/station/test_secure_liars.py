@@ -215,7 +215,7 @@ def test_the_layout_of_most_decides_and_not_that_of_the_first():
     strategy, *_ = gather(Spied({("train", 0): otherwise}))
     (failure,) = strategy.failures
     assert (failure.node, strategy.num_clients) == ("client 0", CLIENTS - 1)
-    assert "other layers share a Gram" in failure.reason
+    assert "its layers share Grams in another way" in failure.reason
 
 
 def test_layouts_follow_from_what_was_asked_for():

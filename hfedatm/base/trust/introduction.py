@@ -61,12 +61,12 @@ def introduced(reply: Message, nonce: bytes) -> NodeIdentity:
     said: Any = reply.content["node"]
     certificate, signature = said.get("certificate"), said.get("signature")
     if not (isinstance(certificate, bytes) and isinstance(signature, bytes)):
-        raise EnrolmentError("it proves nothing")
+        raise EnrolmentError("its answer has no proof")
     enrolled = read_certificate(certificate)
     enrolled.check(signature, _proof(nonce, node.node_id))
     if node.index not in (-1, enrolled.place):
         raise EnrolmentError(
-            f"{enrolled.name} claims place {node.index}; its own is {enrolled.place}"
+            f"{enrolled.name} claims place {node.index}; its certificate says {enrolled.place}"
         )
     return replace(node, name=enrolled.name, index=enrolled.place)
 

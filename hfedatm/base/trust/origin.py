@@ -204,14 +204,7 @@ def known_origin(
             return Message(entry.reply, reply_to=message)
     except (OSError, ValueError) as error:
         log.warning("refused a task of node %d: %s", message.metadata.src_node_id, error)
-        return reply_with_failure(message, RefusedTask(f"refused: {error}"))
-
-
-class RefusedTask(UserError):
-    """The tier above gets this error for a task that this node refuses.
-
-    The task was forged or asked for before, or this node cannot verify tasks.
-    """
+        return reply_with_failure(message, UserError(f"refused: {error}"))
 
 
 def without_proof(content: RecordDict) -> RecordDict:

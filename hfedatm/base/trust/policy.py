@@ -107,7 +107,7 @@ class Privacy(_Section):
         if limited and self.least_mechanism == "none" and not self.dp_sgd:
             raise ValueError(
                 "run-epsilon and total-epsilon count noised replies: also set least-mechanism "
-                "(Grams), dp-sgd = true (weights), or both, or a run without noise tells all"
+                "(Grams), dp-sgd = true (weights), or both; a run without noise is not counted"
             )
         return self
 
@@ -190,7 +190,7 @@ class Policy(_Section):
             return cls.load(os.environ[VARIABLE])
         except PolicyError as error:
             raise PolicyRefusal(
-                f"this node does no work until its owner mends its policy: {error}"
+                f"this node does no work until its owner corrects its policy: {error}"
             ) from None
 
 

@@ -144,7 +144,9 @@ def open_reply(message: Message, most_bytes: int) -> RecordDict:
         reason, trace = said.get("reason"), said.get("traceback")
         if isinstance(trace, str):
             tracebacks.keep(f"node {message.metadata.src_node_id}", trace)
-        raise BadReply(reason if isinstance(reason, str) and reason else "it failed, and not why")
+        raise BadReply(
+            reason if isinstance(reason, str) and reason else "it failed without a reason"
+        )
     size = content_bytes(content) + sum(_plain_bytes(record) for record in content.values())
     if size > most_bytes:
         raise BadReply(

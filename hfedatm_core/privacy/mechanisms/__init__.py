@@ -9,7 +9,7 @@ mechanism      released                                            sensitivity
 ``paper``      the client's Gram, spectral norm clipped to S       S * sqrt(rank)
 =============  ==================================================  =====================
 
-Only built-in mechanisms exist. A mechanism declares itself what it hides, and the owner of a node
+Only built-in mechanisms exist. A mechanism itself declares what it hides, and the owner of a node
 could not verify the declaration of a mechanism that a run supplied.
 """
 

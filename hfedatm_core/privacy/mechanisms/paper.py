@@ -2,6 +2,9 @@
 
 A spectral norm of S only bounds the Frobenius norm by S * sqrt(rank). Noise scaled to S, as in the
 paper, would be too small by sqrt(rank).
+
+Nguyen et al., "HFedATM: Hierarchical Federated Domain Generalization via Optimal Transport and
+Regularized Mean Aggregation", arXiv:2508.05135.
 """
 
 from __future__ import annotations

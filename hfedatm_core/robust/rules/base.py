@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from hfedatm_core.robust.updates import BoundedUpdates
+from hfedatm_core.tensors import State
 from hfedatm_core.update import Update
-
-State = dict[str, Tensor]
 
 
 @dataclass

@@ -4,6 +4,8 @@ Weiszfeld's iteration computes it as a weighted mean in which a distant update h
 The rule keeps only these weights: every update enters the merge with its weight as its share. Every
 update has one vote, however many examples it claims: weighted by claims, one of three or four
 updates could make up half of the total.
+
+Pillutla et al., "Robust Aggregation for Federated Learning", arXiv:1912.13445.
 """
 
 from __future__ import annotations

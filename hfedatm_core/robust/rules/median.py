@@ -2,6 +2,9 @@
 
 All updates enter the merge with that model. Their Grams and sizes are kept, and the merging rule
 finds no difference between the models.
+
+Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates",
+arXiv:1803.01498.
 """
 
 from __future__ import annotations

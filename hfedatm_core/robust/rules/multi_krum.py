@@ -3,6 +3,8 @@
 The score of an update is the sum of its squared distances to its ``n − f − 2`` nearest others, with
 ``f = liars``. The ``n − f`` updates with the lowest scores, and those that tie with them, are
 merged.
+
+Blanchard et al., "Byzantine-Tolerant Machine Learning", arXiv:1703.02757.
 """
 
 from __future__ import annotations

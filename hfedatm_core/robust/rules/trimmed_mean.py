@@ -3,6 +3,9 @@
 The ``liars`` lowest and highest values of every coordinate are not dropped but set to the nearest
 remaining value (Winsorised). So no value outside the range of the honest updates enters the mean,
 and the updates still differ within that range, which RegMean needs.
+
+Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates",
+arXiv:1803.01498.
 """
 
 from __future__ import annotations

@@ -149,7 +149,9 @@ def test_the_head_is_the_last_linear_layer():
 @pytest.mark.parametrize("name", ["resnet18", "vgg11"])
 def test_pretrained_true_says_what_it_wants(name):
     spec = DataSpec("image", 7, (3, 64, 64))
-    with pytest.raises(ValueError, match=r"wants the path of a file, not True: download https://"):
+    with pytest.raises(
+        ValueError, match=r"must be the path of a file, not True: download https://"
+    ):
         models.build(name, spec, pretrained=True)
 
 

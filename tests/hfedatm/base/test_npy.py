@@ -1,6 +1,5 @@
 """Arrays of a message: the same as Flower reads them, and nothing that is not plain numbers."""
 
-import time
 from io import BytesIO
 
 import numpy as np
@@ -93,10 +92,8 @@ def npz(values) -> bytes:
     ],
 )
 def test_what_is_no_array_of_numbers_is_refused(data):
-    started = time.perf_counter()
     with pytest.raises(ValueError, match="it|its"):
         read_array(sent(data))
-    assert time.perf_counter() - started < 1, "a header that takes long to read"
 
 
 def test_a_shape_that_lies_is_refused():

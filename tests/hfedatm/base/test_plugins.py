@@ -216,7 +216,7 @@ REFUSED = [
     ("rule-params", "shares=3", "has no parameter 'shares'"),
     ("model-params", "breadth=3", "breadth"),
     ("dataset-params", "size=3", "size"),
-    ("device", "cuda:99", "this machine has no cuda:99; 'auto' takes what there is"),
+    ("device", "cuda:99", "this machine has no cuda:99; 'auto' takes one it has"),
     ("target-domain", "d", "unknown domain 'd'; this data has: a, b, c."),
 ]
 

@@ -32,7 +32,7 @@ def test_a_node_that_claims_no_place_has_its_enrolled_one(be):
 
 def test_another_nodes_place_is_refused(be):
     nonce = new_nonce()
-    with pytest.raises(ValueError, match="claims place 0; its own is 1"):
+    with pytest.raises(ValueError, match="claims place 0; its certificate says 1"):
         introduced(answer(be, nonce, index=0), nonce)
 
 
@@ -51,7 +51,7 @@ def test_who_proves_nothing_is_refused(be):
     nonce = new_nonce()
     reply = answer(be, nonce)
     reply.content["node"] = ConfigRecord({"tier": "client", "index": 1, "siblings": 0})
-    with pytest.raises(ValueError, match="proves nothing"):
+    with pytest.raises(ValueError, match="has no proof"):
         introduced(reply, nonce)
 
 

@@ -132,7 +132,7 @@ def test_a_training_function_can_be_an_entry_point(policy, monkeypatch):
 def test_a_node_whose_policy_is_broken_does_nothing_and_says_so(policy):
     path = policy(code=CODE)
     path.write_text("[limits]\nepocs = 1")
-    assert "does no work until its owner mends" in refusal(ask(small_settings()))
+    assert "does no work until its owner corrects" in refusal(ask(small_settings()))
     path.unlink()
     for kind in ("train", "train.measure", "evaluate", "train.share", "train.reveal"):
         reply = ask(small_settings(), kind, kind="train")

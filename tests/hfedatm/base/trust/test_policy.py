@@ -65,7 +65,7 @@ def test_a_mistake_in_the_file_is_one_line_that_names_it(tmp_path, text, said):
 @pytest.mark.parametrize("value", ["", "/no/such/policy.toml", "."])
 def test_a_policy_that_cannot_be_read_allows_nothing(monkeypatch, value):
     monkeypatch.setenv("HFEDATM_POLICY", value)
-    with pytest.raises(PolicyRefusal, match="does no work until its owner mends"):
+    with pytest.raises(PolicyRefusal, match="does no work until its owner corrects"):
         Policy.current()
 
 

@@ -12,7 +12,7 @@ from hfedatm.base.trust.policy import Policy
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
-FILES = sorted((Path(__file__).resolve().parents[2] / "deploy/kubernetes").glob("*.yaml"))
+FILES = sorted((Path(__file__).resolve().parents[3] / "deploy/kubernetes").glob("*.yaml"))
 VERSION = "1.31"
 OBJECTS = [o for file in FILES for o in yaml.safe_load_all(file.read_text())]
 

@@ -85,7 +85,7 @@ def test_anything_but_ones_own_reply_is_refused(known, change, why):
 def test_several_messages_at_once_are_refused(known):
     twice = PushMessagesRequest.FromString(reply())
     twice.messages_list.append(twice.messages_list[0])
-    with pytest.raises(Refused, match="other than one message"):
+    with pytest.raises(Refused, match="exactly one message"):
         known.check(PUSH, twice.SerializeToString())
 
 

@@ -10,7 +10,7 @@ from hfedatm.base.trust.policy import Policy
 from hfedatm.deploy import certificates
 from hfedatm.deploy.compose import FILES, Deployment, write_compose, write_policies, write_secrets
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def services(folder):

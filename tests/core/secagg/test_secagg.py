@@ -149,7 +149,7 @@ def test_the_group_is_that_of_ed25519():
             refused += 1
     assert 8 < refused < 30, "half of all numbers are no point"
     for wrong in ((2**255 - 19).to_bytes(32, "little"), b"short"):
-        with pytest.raises(SecureAggregationError, match="it is no point"):
+        with pytest.raises(SecureAggregationError, match="it is not a point"):
             edwards.decompress(wrong, "it")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PACKAGES = ("hfedatm_files", "hfedatm_core", "hfedatm", "client_app", "station_app", "server_app")
 MODULES = [
     ".".join(file.relative_to(ROOT).with_suffix("").parts)

@@ -47,7 +47,7 @@ def test_a_false_directory_is_refused():
     wrong(lambda d: d.update(threshold=4), "not safe")
     wrong(lambda d: d.update(threshold="2"), "threshold")
     wrong(lambda d: d.update(session=b"other".hex()), "another session")
-    wrong(lambda d: d["members"].update({"x": members["2"]}), "no client")
+    wrong(lambda d: d["members"].update({"x": members["2"]}), "not a client")
     wrong(lambda d: d["members"].update({"02": members["3"]}), "names a client twice|same")
     wrong(lambda d: d["members"]["2"].pop("sign_key"), "client 2: field 'sign_key'")
 
