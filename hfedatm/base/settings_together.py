@@ -16,11 +16,6 @@ def check_together(s: Settings) -> None:
             "sees only a sum: choose none, and let the server compare stations "
             "(robust-stations)"
         )
-    if s.gram_layers == "all" and (s.privacy_mechanism != "none" or s.secure_aggregation):
-        raise ValueError(
-            "gram-layers: got 'all'; noise and secure sums know Grams of Linear layers only: "
-            "choose linear, or auto, which then measures those"
-        )
     if s.station_start == "own" and s.robust_stations != "none":
         raise ValueError(
             f"robust-stations: got {s.robust_stations!r}; with station-start=own the "
