@@ -38,7 +38,7 @@ def settings(words: Words = None, rule: OwnRule = None, as_json: AsJson = False)
       hfedatm settings --rule mylab.rules:Median --json
     """
     rows = explained(words or [], rule)
-    if not rows:
+    if not rows and not as_json:
         close = suggest(" ".join(words or []), [row["key"] for row in explained([], rule)])
         raise UserError(
             f"no setting has {' and '.join(map(repr, words or []))} in its name or meaning.{close} "

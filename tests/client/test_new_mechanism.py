@@ -79,7 +79,7 @@ def test_a_name_without_a_file_is_refused_and_one_with_a_file_is_listed(trace):
 def test_settings_that_it_has_no_field_for_are_refused(trace):
     with pytest.raises(SettingsError, match="only privacy.mechanism = 'paper' bounds the rank"):
         small_settings(**NOISED, **{"privacy.rank": 2})
-    with pytest.raises(SettingsError, match="gram-weights = 'uniform' only"):
+    with pytest.raises(SettingsError, match="only for gram-weights = 'uniform'"):
         small_settings(**NOISED, **{"secure-aggregation": True, "gram-weights": "examples"})
     assert "one client's Gram cannot be told" in statement(small_settings(**NOISED))
 

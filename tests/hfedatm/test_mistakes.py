@@ -30,6 +30,7 @@ PLUGINS = {
     "dataset": "load(data_dir, **params) -> DomainData",
     "client-method": "must be a subclass of hfedatm.contracts.method.Method",
     "server-rule": "must be a subclass of hfedatm.contracts.rule.Rule",
+    "task": "must be a subclass of hfedatm_core.tasks.base.LearningTask",
     "track": "must be a subclass of hfedatm.contracts.tracker.Tracker",
     "train-fn": "train(model, batches, received, settings)",
     "robust-clients": "must be a subclass of hfedatm_core.robust.rules.base.RobustRule",
@@ -47,6 +48,7 @@ FREE_TEXT = {
     "resume": ["/nowhere/at/all"],
     "output": ["/dev/null/results"],
     "data-dir": ["/nowhere/at/all"],
+    "augment": ["nonsense", "no_such_lab:thing", "helpers:nothing", ":"],
     "metrics": ["nonsense", "no_such_lab:thing", "helpers:nothing", ":"],
 }
 ANYTHING = {"show-metrics"}  # what numbers there are is known only when somebody reports them
