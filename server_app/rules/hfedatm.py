@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from hfedatm.base.building import measures_all
+from hfedatm.base.settings import Settings
 from hfedatm.contracts import Rule, Situation, State, option
 from hfedatm_core import AlignmentOptions, Merged, Update, merge, merge_apart
 
@@ -99,6 +100,12 @@ class HFedATM(Rule):
         "merge BatchNorm's variances as those of all stations' data together, not by their mean",
     )
 
+    second_look: Literal["never", "auto", "always"] = option(
+        "never",
+        "measure BatchNorm statistics of the merged model at the clients: after a merge of "
+        "stations that did not share a start (auto), or after every merge",
+    )
+
     def __post_init__(self) -> None:
         """Check the conditions that bounds on single parameters cannot express."""
         if -1 < self.beta_end < 0:
@@ -113,6 +120,12 @@ class HFedATM(Rule):
     def wants_grams(self, round: int, rounds: int) -> bool:
         """Return whether RegMean contributes to this round's model."""
         return self.needs_grams and (round % self.every == 0 or round == rounds)
+
+    def looks_again(self, settings: Settings, round: int) -> bool:
+        """Return whether ``second_look`` asks for statistics after this round's merge."""
+        if self.second_look == "auto":
+            return settings.station_start == "own" and round == 1
+        return self.second_look == "always"
 
     def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
         """Align and merge, stations that did not share a start by the Grams of all layers."""
