@@ -70,9 +70,11 @@ def rounds_until(found: Curve, goal: float) -> int | None:
 
 
 def cell(values: Sequence[float]) -> str:
-    """Return mean ± standard error in percent."""
-    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    return f"{100 * statistics.mean(values):.1f} ± {100 * error:.1f}"
+    """Return the mean in percent, of several values ± their standard error."""
+    mean = f"{100 * statistics.mean(values):.1f}"
+    if len(values) < 2:
+        return mean
+    return f"{mean} ± {100 * statistics.stdev(values) / len(values) ** 0.5:.1f}"
 
 
 def table(curves: dict[str, dict[str, Curve]]) -> str:
@@ -93,7 +95,10 @@ def table(curves: dict[str, dict[str, Curve]]) -> str:
         cells = [", ".join("never" if n is None else str(n) for n in some) for some in needed]
         lines.append(f"| {row} | {' | '.join(cells)} |")
     names = ", ".join(next(iter(curves.values())))
-    return "\n".join([*lines, "", f"Seeds {names}; the last table has one number per seed."])
+    count = min(len(seeds) for seeds in curves.values())
+    missing = "" if count == len(SEEDS) else f" {count} of {len(SEEDS)} seeds are measured so far."
+    said = f"Seeds: {names}; the last table has one number per seed.{missing}"
+    return "\n".join([*lines, "", said])
 
 
 def picture(curves: dict[str, dict[str, Curve]], path: Path) -> None:
