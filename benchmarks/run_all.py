@@ -25,6 +25,7 @@ BEGIN, END = "<!-- table: benchmarks/run_all.py -->", "<!-- end of table -->"
 SCRIPTS = (
     "fot_layer",
     "merge_resnet18",
+    "merge_apart",
     "regmean_roberta",
     "gram_collection",
     "gram_bytes",

@@ -70,6 +70,17 @@ def measure(message: Message, context: Context) -> RecordDict:
     return work.deliver(RecordDict({"grams": grams, "metrics": MetricRecord({**metrics})}))
 
 
+@app.train("look")
+@answering
+def look(message: Message, context: Context) -> RecordDict:
+    """Measure BatchNorm statistics of the merged model."""
+    from hfedatm.base.records import state_to_record
+
+    moments, examples = _work(message, context).norm_moments()
+    metrics = MetricRecord({"num-examples": examples})
+    return RecordDict({"statistics": state_to_record(moments), "metrics": metrics})
+
+
 @app.train("prepare")
 @answering
 def prepare(message: Message, context: Context) -> RecordDict:

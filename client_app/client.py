@@ -27,7 +27,12 @@ from hfedatm.base.learning import find_augmentations
 from hfedatm.base.memory import NodeMemory
 from hfedatm.base.metric_sums import no_sums
 from hfedatm.base.own_metrics import sendable
-from hfedatm.base.privacy_settings import gram_examples, gram_mechanism, is_private
+from hfedatm.base.privacy_settings import (
+    gram_examples,
+    gram_mechanism,
+    is_private,
+    why_no_look,
+)
 from hfedatm.base.records import Task, find_record, record_to_state
 from hfedatm.base.schedule import learning_rate
 from hfedatm.base.seeding import derive, seed_torch
@@ -37,10 +42,15 @@ from hfedatm_core import Gram, collect_grams
 from hfedatm_core.data import concat
 from hfedatm_core.grams.by_layer import distinct
 from hfedatm_core.grams.encoding import WireType
+from hfedatm_core.norm_statistics import norm_moments
 
 if TYPE_CHECKING:
     from client_app.ledger import LedgerFile
     from client_app.private_release import ClientPrivacy
+
+
+LOOK_BATCH = 256
+"""Examples by which BatchNorms normalise in a second look; more are closer to all examples."""
 
 
 class LocalWork:
@@ -199,6 +209,22 @@ class LocalWork:
                 sums = {name: sums[name] + found.sums[name] for name in sums}
         numbers["loss"] /= max(1.0, numbers["num-examples"])
         return numbers, sums
+
+    def norm_moments(self) -> tuple[State, int]:
+        """Return the moments of every BatchNorm's input, and how many examples they are from."""
+        s = self.settings
+        if why := why_no_look(s):
+            raise UserError(f"second look: refused, because {why}")
+        if self.num_examples < s.gram_min_rows:
+            raise UserError(
+                f"second look: statistics of {self.num_examples} examples, fewer than "
+                f"gram-min-rows = {s.gram_min_rows}, would tell too much about each"
+            )
+        # Shuffled, because a batch of one class has statistics that no other batch has.
+        order = derive(self._seed, "look")
+        batches = Batches(self.data.train, self.data.spec, LOOK_BATCH, self.device, order)
+        with self._reproducible():
+            return norm_moments(self.model, batches)
 
     def _privacy(self) -> ClientPrivacy | None:
         if self.task.kind not in ("train", "measure"):

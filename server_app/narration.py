@@ -55,6 +55,9 @@ def round_line(record: RoundRecord, settings: Settings) -> str:
     ]
     if record.privacy:
         parts.insert(-1, _spent(record.privacy))
+    if look := record.second_look:
+        done = f"second look by {look.stations} stations"
+        parts.append(f"NO SECOND LOOK: {printable(look.reason)}" if look.reason else done)
     if record.kept:
         parts.append(f"MODEL KEPT: {printable(record.kept)}")
     if record.taken_back:

@@ -65,6 +65,14 @@ class RoundNotes:
             means.add(station.model_extra or {}, one["num-examples"])
         return means.result()
 
+    def on(self, record: RoundRecord) -> RoundRecord:
+        """Return the record with what was noted since it was made."""
+        return record.but(
+            failures=list(self.failures),
+            cuts=list(self.cuts),
+            bytes_up=BytesUp(clients=self.from_clients, stations=self.from_stations),
+        )
+
     def record(
         self,
         number: int,

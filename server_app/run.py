@@ -32,6 +32,7 @@ from hfedatm.contracts import Method
 from hfedatm_core.data import DataSpec
 from server_app.after_round import AfterRound
 from server_app.narration import header
+from server_app.second_look import norms_to_measure
 from server_app.strategy import HFedATMStrategy
 
 log = logging.getLogger("hfedatm")
@@ -93,6 +94,7 @@ def make_strategy(
         run=folder.id,
     )
     strategy.metrics = build_metrics(settings, spec)
+    strategy.norms = norms_to_measure(settings, rule, model, spec)
     if rule.needs_grams and measures_all(settings, 1):
         everything = example_grams(settings, model, spec, round=1)
         strategy.all_layers = {name: gram.dim for name, gram in everything.items()}

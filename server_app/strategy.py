@@ -15,14 +15,22 @@ from hfedatm.base import tracebacks
 from hfedatm.base.admission import Admission
 from hfedatm.base.building import measures_all
 from hfedatm.base.metric_sums import HeldSums, no_sums
-from hfedatm.base.privacy_settings import is_private
+from hfedatm.base.privacy_settings import is_private, why_no_look
 from hfedatm.base.records import Task, layers_to_record, record_to_state, state_to_record
-from hfedatm.base.round_record import Failure, Privacy, RoundRecord, Source
+from hfedatm.base.round_record import Failure, Privacy, RoundRecord, SecondLook, Source
 from hfedatm.base.settings import Settings
-from hfedatm.base.wire import Expected, NodeUpdate, checked, read_scores, read_update
+from hfedatm.base.wire import (
+    Expected,
+    NodeUpdate,
+    checked,
+    read_scores,
+    read_statistics,
+    read_update,
+)
 from hfedatm.contracts import Method, Rule, Situation
 from hfedatm_core import ChannelGraph, MeanAccumulator, Merged, Update
 from hfedatm_core.metrics import Metric
+from hfedatm_core.norm_statistics import with_moments
 from hfedatm_core.tensors import State
 from server_app.asking import to_stations
 from server_app.checked_merge import NotMerged, checked_merge
@@ -30,6 +38,7 @@ from server_app.diagnostics import RoundDiagnostics
 from server_app.memory import ServerMemory
 from server_app.round_notes import RoundNotes
 from server_app.scores import source_scores
+from server_app.second_look import pooled
 from server_app.undoing import Accepted, fall, sentence
 
 
@@ -84,7 +93,9 @@ class HFedATMStrategy(Strategy):
         """Metrics of the evaluation besides accuracy."""
         self.epsilon = 0.0
         """The largest epsilon that any client has reported as spent."""
-        self._judged = ArrayRecord()
+        self.norms: State = {}
+        """Moments of BatchNorm inputs, in the shape that a second look sends."""
+        self._judged, self._looks = ArrayRecord(), False
 
     def summary(self) -> None:
         """Log nothing: the run prints its own header."""
@@ -97,6 +108,7 @@ class HFedATMStrategy(Strategy):
         """Send the global model to every station, after the method has shared its arrays."""
         self._round = server_round + self.done
         self._started = time.perf_counter()
+        self._looks = False
         wanted = self.rule.wants_grams(self._round, self.settings.rounds)
         self._apart = measures_all(self.settings, self._round)
         self._layers = (self.all_layers if self._apart else self.layers) if wanted else {}
@@ -126,16 +138,14 @@ class HFedATMStrategy(Strategy):
         notes.cuts += admission.cut_back()
         admission.close()
         answered = len(notes.stations)
-        expected = max(self._asked, self.settings.stations)  # absent ones count, too
-        needed = max(1, math.ceil(self.settings.station_quorum * expected))
-        if answered < needed:
-            merged, why = None, f"{answered} of {expected} stations usable, {needed} needed"
+        if few := self._too_few(answered):
+            merged, why = None, few
         elif merged is None:
             notes.fail(Failure(node="server", reason=why))
         now = time.perf_counter()
         self.record = notes.record(
             self._round,
-            expected,
+            self._expected_stations,
             merged,
             own=notes.own_means(self._of_rule, self.settings.claim_factor),
             kept=why,
@@ -146,6 +156,7 @@ class HFedATMStrategy(Strategy):
         if merged is None:
             self.rule.restore(rule_before)
             return None, None
+        self._looks = self.rule.looks_again(self.settings, self._round)
         if self.round_diagnostics:
             self.round_diagnostics.finish(merged)
         broadcast = self.rule.next_start(merged)
@@ -200,10 +211,15 @@ class HFedATMStrategy(Strategy):
             asked_at = time.perf_counter()
         return admission, waited + time.perf_counter() - asked_at
 
-    def _updates(self, replies: Iterable[Message], expected: Expected) -> Iterator[NodeUpdate]:
+    def _updates(
+        self,
+        replies: Iterable[Message],
+        expected: Expected,
+        read: Callable[[Message, Expected], NodeUpdate] = read_update,
+    ) -> Iterator[NodeUpdate]:
         """Yield the checked updates; a station that fails a check is noted and left out."""
         notes = self._notes
-        for update in checked(replies, lambda r: read_update(r, expected), "station", notes.fail):
+        for update in checked(replies, lambda r: read(r, expected), "station", notes.fail):
             notes.arrive(update)
             yield update
             del update
@@ -224,12 +240,35 @@ class HFedATMStrategy(Strategy):
         if mean.count:
             self.memory.shared = self.method.blend(self.memory.shared, mean.result())
 
+    # --- a second look
+
+    def _look(self, arrays: ArrayRecord, grid: Grid) -> None:
+        """Replace the merged model's BatchNorm statistics by those that the clients measure."""
+        why = why_no_look(self.settings)
+        if not self.norms:
+            why = "the model has no BatchNorm with running statistics"
+        if why:
+            self.record = self.record.but(second_look=SecondLook(reason=why))
+            return
+        messages = self._messages("look", "train.look", arrays, grid)
+        replies = grid.send_and_receive(messages, timeout=self.settings.station_timeout)
+        expected = self._expected(arrays=self.norms, record="statistics")
+        updates = self._updates(replies, expected, read_statistics)
+        found = pooled(updates, self.settings, self.norms, self._notes)
+        why = self._too_few(found.stations)
+        if not why:  # in place, because Flower continues from this record
+            arrays.update(state_to_record(with_moments(record_to_state(arrays), found.moments)))
+        look = SecondLook(stations=found.stations, examples=found.examples, reason=why)
+        self.record = self._notes.on(self.record).but(second_look=look)
+
     # --- evaluation
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Ask the stations how good the merged model is on their clients' validation examples."""
+        if self._looks:
+            self._look(arrays, grid)
         due = self._round % self.settings.evaluate_every == 0 or self._round == self.settings.rounds
         if not due or not self.settings.validation_fraction:
             self._asked = 0
@@ -291,11 +330,23 @@ class HFedATMStrategy(Strategy):
             records["shared"] = state_to_record(shared)
         if kind == "evaluate" and (sums := no_sums(self.metrics, self.settings)):
             records["sums"] = state_to_record(sums)
+        if kind == "look":
+            records["statistics"] = state_to_record(self.norms)
         if of_rule := self.rule.shared():
             records["rule"] = state_to_record(of_rule)
-        own = self.start_of if self._round == 1 and kind != "evaluate" else None
+        own = self.start_of if self._round == 1 and kind in ("prepare", "train") else None
         task = Task(kind, self.settings, self._round, run=self.run)
         return to_stations(stations, message_type, task, records, own or (lambda _: arrays))
+
+    @property
+    def _expected_stations(self) -> int:
+        return max(self._asked, self.settings.stations)  # absent ones count, too
+
+    def _too_few(self, answered: int) -> str:
+        """Return a reason if fewer stations answered than the quorum needs."""
+        needed = max(1, math.ceil(self.settings.station_quorum * self._expected_stations))
+        few = f"{answered} of {self._expected_stations} stations usable, {needed} needed"
+        return few if answered < needed else ""
 
     def _expected(self, **parts: Any) -> Expected:
         """Return the parts that a station's reply must have."""

@@ -29,6 +29,7 @@ def identify(message: Message, context: Context) -> RecordDict:
 
 @client.train()
 @client.train("prepare")
+@client.train("look")
 @client.evaluate()
 @answering
 def hand_over(message: Message, context: Context) -> RecordDict:

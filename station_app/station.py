@@ -120,6 +120,17 @@ def _share_in_station(grid: Grid, content: RecordDict, task: Task) -> ArrayRecor
     return state_to_record(blended)
 
 
+def _look(grid: Grid, content: RecordDict, task: Task) -> StationResult:
+    strategy = StationStrategy(task)
+    messages = strategy.configure_look(need_record(content, "model", ArrayRecord), grid)
+    template = record_to_state(need_record(content, "statistics", ArrayRecord))
+    replies = grid.send_and_receive(messages, timeout=task.settings.client_timeout)
+    mean = strategy.aggregate_look(replies, template)
+    metrics = {"num-examples": strategy.num_examples, "bytes-up": strategy.bytes_up}
+    arrays = {"statistics": state_to_record(mean)}
+    return StationResult(metrics, arrays, strategy.failures, strategy.cuts)
+
+
 def _evaluate(grid: Grid, content: RecordDict, task: Task) -> StationResult:
     strategy = StationStrategy(task)
     strategy.sums = record_to_state(find_record(content, "sums", ArrayRecord) or ArrayRecord())
@@ -134,5 +145,6 @@ def _evaluate(grid: Grid, content: RecordDict, task: Task) -> StationResult:
 _JOBS: dict[str, Callable[[Grid, RecordDict, Task], StationResult]] = {
     "prepare": _prepare,
     "train": _train,
+    "look": _look,
     "evaluate": _evaluate,
 }

@@ -26,7 +26,15 @@ from hfedatm.base.privacy_settings import clients_asked, gram_examples, gram_mec
 from hfedatm.base.records import Task, record_to_state, state_to_record
 from hfedatm.base.round_record import Failure
 from hfedatm.base.seeding import derive
-from hfedatm.base.wire import Expected, NodeUpdate, Scores, checked, read_scores, read_update
+from hfedatm.base.wire import (
+    Expected,
+    NodeUpdate,
+    Scores,
+    checked,
+    read_scores,
+    read_statistics,
+    read_update,
+)
 from hfedatm.contracts import Rule, StationRule
 from hfedatm_core import Gram, GramAccumulator, MeanAccumulator, Update
 from hfedatm_core.grams.by_layer import distinct
@@ -194,10 +202,24 @@ class StationStrategy(Strategy):
 
     def aggregate_prepare(self, replies: Iterable[Message], template: State) -> State:
         """Average the shared arrays by examples; ``template`` gives their names and shapes."""
-        mean = MeanAccumulator()
         expected = self.expected_shared(template)
+        return self._mean(self._usable(replies, lambda r: read_update(r, expected)), template)
+
+    # --- BatchNorm statistics of the merged model
+
+    def configure_look(self, arrays: ArrayRecord, grid: Grid) -> list[Message]:
+        """Ask every client for the BatchNorm statistics of the merged model."""
+        return self._messages(grid, "train.look", self.task, arrays, everyone=True)
+
+    def aggregate_look(self, replies: Iterable[Message], template: State) -> State:
+        """Average the clients' moments by examples; ``template`` holds those of a right model."""
+        expected = Expected(self.settings, "client", arrays=template, record="statistics")
+        return self._mean(self._usable(replies, lambda r: read_statistics(r, expected)), template)
+
+    def _mean(self, usable: Iterable[NodeUpdate], template: State) -> State:
+        """Return the mean by examples of arrays that are no models."""
+        mean = MeanAccumulator()
         admission = Admission(self.settings, "clients", template, compare=False)
-        usable = self._usable(replies, lambda reply: read_update(reply, expected))
         for update in self._admitted(usable, admission):
             mean.add(update.state, update.num_examples, update.name, checked=True)
             self.num_examples += update.num_examples

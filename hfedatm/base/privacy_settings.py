@@ -99,6 +99,15 @@ def sends_plain_grams(s: Settings) -> bool:
     return not gram_mechanism(s).noised and not s.secure_aggregation
 
 
+def why_no_look(s: Settings) -> str:
+    """Return why clients may not send exact statistics of a merged model; empty if they may."""
+    if s.secure_aggregation:
+        return "secure-aggregation=true allows only secure sums"
+    if is_private(s):
+        return "the run hides the clients' data by noise, and these numbers have none"
+    return ""
+
+
 def clients_asked(s: Settings, clients: int | None = None) -> int:
     """Return how many of a station's clients take part in a station round."""
     return max(1, round(s.client_fraction * (clients or s.clients_per_station)))

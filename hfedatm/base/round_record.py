@@ -170,6 +170,14 @@ class Merge(_Part):
     lone_norms: dict[str, str] = {}
 
 
+class SecondLook(_Part):
+    """BatchNorm statistics of the merged model, measured at the clients; or why there are none."""
+
+    stations: Whole = 0
+    examples: Count = 0
+    reason: str = ""
+
+
 class RoundRecord(_Part):
     """Everything that is kept of a finished round besides its model.
 
@@ -194,6 +202,7 @@ class RoundRecord(_Part):
     """Why the model was not replaced."""
     merge: Merge | None = None
     moved: Whole | None = None
+    second_look: SecondLook | None = None
     source: Source | None = None
     taken_back: str | None = None
     """Why the round was undone."""

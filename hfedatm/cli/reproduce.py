@@ -23,8 +23,8 @@ def reproduce(
     table: Annotated[
         str,
         typer.Argument(
-            help="main, architectures, ablation, hfl, independent, options, latency, "
-            "communication or privacy.",
+            help="main, architectures, ablation, hfl, independent, options, past, "
+            "latency, communication or privacy.",
             autocompletion=complete_table,
         ),
     ],

@@ -94,6 +94,10 @@ class Rule(ABC):
         """Return whether this round's merge needs Grams."""
         return self.needs_grams
 
+    def looks_again(self, settings: Settings, round: int) -> bool:
+        """Return whether clients measure BatchNorm statistics of this round's merged model."""
+        return False
+
     def check(self, settings: Settings) -> None:
         """Raise `UserError` for settings this rule cannot work with."""
         return None

@@ -221,6 +221,13 @@ def _options(base: Given) -> dict[str, Given]:
     return rows | {label: {"server-rule": "hfedatm", **v} for label, v in variants.items()}
 
 
+def _past(base: Given) -> dict[str, Given]:
+    rows: dict[str, Given] = {"HFedATM (β = 1)": {"server-rule": "hfedatm"}}
+    for beta in (1.25, 1.5):
+        rows[f"β = {beta:g}"] = {"server-rule": "hfedatm", "rule-params": f"beta={beta:g}"}
+    return rows
+
+
 def _two_rules(base: Given) -> dict[str, Given]:
     return {"Avg": {"server-rule": "avg"}, "HFedATM": {"server-rule": "hfedatm"}}
 
@@ -243,6 +250,7 @@ TABLES: dict[str, tuple[str, Callable[[Given], dict[str, Given]], tuple[float, .
     "hfl": ("Hierarchical rivals", _hfl, (0.0,)),
     "independent": ("Independently trained stations, merged once", _independent, (1.0, 0.0)),
     "options": ("Options of HFedATM", _options, (0.0,)),
+    "past": ("Going past the merge", _past, (0.0,)),
     "latency": ("Seconds per round", _two_rules, (0.0,)),
     "communication": ("Bytes per round", _two_rules, (0.0,)),
     "privacy": ("Noise on Grams, example-level, budget of the whole run", _privacy, (0.0,)),

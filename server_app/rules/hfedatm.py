@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from hfedatm.base.building import measures_all
+from hfedatm.base.settings import Settings
 from hfedatm.contracts import Rule, Situation, State, option
 from hfedatm_core import AlignmentOptions, Merged, Update, merge, merge_apart
 
@@ -72,15 +73,16 @@ class HFedATM(Rule):
     )
     beta: float = option(
         1.0,
-        "share of RegMean in round 1; 1 is the paper's merge, 0 the mean of the aligned stations",
+        "share of RegMean in round 1; 1 is the paper's merge, 0 the mean of the aligned stations, "
+        "more than 1 goes past the merge (stations that did not share a start count it as 1)",
         ge=0,
-        le=1,
+        le=2,
     )
     beta_end: float = option(
         -1.0,
         "share of RegMean in the last round, reached in equal steps; -1 keeps beta throughout",
         ge=-1,
-        le=1,
+        le=2,
     )
     every: int = option(
         1,
@@ -99,10 +101,16 @@ class HFedATM(Rule):
         "merge BatchNorm's variances as those of all stations' data together, not by their mean",
     )
 
+    second_look: Literal["never", "auto", "always"] = option(
+        "never",
+        "measure BatchNorm statistics of the merged model at the clients: after a merge of "
+        "stations that did not share a start (auto), or after every merge",
+    )
+
     def __post_init__(self) -> None:
         """Check the conditions that bounds on single parameters cannot express."""
         if -1 < self.beta_end < 0:
-            raise ValueError(f"beta_end must be -1 or lie in [0, 1], got {self.beta_end}")
+            raise ValueError(f"beta_end must be -1 or lie in [0, 2], got {self.beta_end}")
         if not self.regmean and (self.beta, self.beta_end, self.every) != (1.0, -1.0, 1):
             raise ValueError(
                 "beta, beta_end and every configure RegMean, which this rule does not use"
@@ -114,16 +122,23 @@ class HFedATM(Rule):
         """Return whether RegMean contributes to this round's model."""
         return self.needs_grams and (round % self.every == 0 or round == rounds)
 
+    def looks_again(self, settings: Settings, round: int) -> bool:
+        """Return whether ``second_look`` asks for statistics after this round's merge."""
+        if self.second_look == "auto":
+            return settings.station_start == "own" and round == 1
+        return self.second_look == "always"
+
     def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
         """Align and merge; without a common start, the Grams of all layers match the stations."""
         solving = self.regmean and self.wants_grams(situation.round, situation.settings.rounds)
+        beta = self._share(situation)
         if solving and measures_all(situation.settings, situation.round):
+            beta = min(beta, 1.0)  # their mean is no model, so neither is a point on its far side
             merged = merge_apart(
                 updates, situation.graph, coefficients=self.regmean_weights, ridge=self.ridge
             )
         else:
             merged = self._merge_related(updates, situation, solving)
-        beta = self._share(situation)
         if beta != 1.0:
             merged = replace(merged, state=_between(merged.average, merged.state, beta))
         unmoved = self.broadcast == "auto" and not merged.moved
@@ -185,8 +200,15 @@ class HFedATM(Rule):
 
 
 def _between(one: State, other: State, share: float) -> State:
-    """Return ``one + share (other - one)``; integer counts are not mixed but taken from ``one``."""
-    return {
+    """Return ``one + share (other - one)``; integer counts are not mixed but taken from ``one``.
+
+    BatchNorm takes the root of a variance, so none becomes negative where ``share > 1``.
+    """
+    mixed = {
         name: value.lerp(other[name], share) if value.is_floating_point() else value
         for name, value in one.items()
     }
+    for name, value in mixed.items():
+        if share > 1 and name.endswith("running_var"):
+            mixed[name] = value.clamp(min=0)
+    return mixed

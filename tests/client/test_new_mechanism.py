@@ -81,7 +81,7 @@ def test_settings_that_it_has_no_field_for_are_refused(trace):
         small_settings(**NOISED, **{"privacy.rank": 2})
     with pytest.raises(SettingsError, match="only for gram-weights = 'uniform'"):
         small_settings(**NOISED, **{"secure-aggregation": True, "gram-weights": "examples"})
-    assert "one client's Gram cannot be told" in statement(small_settings(**NOISED))
+    assert "noised to hide one client's Gram" in statement(small_settings(**NOISED))
 
 
 def test_an_owner_who_wants_the_client_hidden_takes_it(trace):

@@ -102,6 +102,16 @@ def prepared(node: int) -> RecordDict:
     return RecordDict({"shared": state_to_record(shared(node)), "metrics": metrics})
 
 
+def moments(node: int) -> dict[str, torch.Tensor]:
+    mean = torch.tensor([0.1, -0.2, 0.0], dtype=torch.float64) * node
+    return {"norm": torch.stack([mean, mean.square() + 1.0])}
+
+
+def looked(node: int) -> RecordDict:
+    metrics = MetricRecord({"num-examples": 10 + node})
+    return RecordDict({"statistics": state_to_record(moments(node)), "metrics": metrics})
+
+
 def evaluated(node: int, station: bool, metrics: str = "") -> RecordDict:
     counts = {"correct": 3.0 + node, "num-examples": 6.0 + node}
     domains = {f"{name}/a": value for name, value in counts.items()}
@@ -194,6 +204,8 @@ class ClientReplies(_Tier):
                 return evaluated(node, station=False, metrics=self._settings.metrics)
             if kind == "train.prepare":
                 return prepared(node)
+            if kind == "train.look":
+                return looked(node)
             if kind == "train.measure":
                 return trained(node, "grams")
             here = build_rule(self._settings).needs_grams and self._settings.gram_model == "client"
@@ -207,6 +219,7 @@ class ClientReplies(_Tier):
                 "task": Task(self._task, self._settings, round=1, station=0).to_record(),
                 "model": state_to_record(weights(50)),
                 "shared": state_to_record(shared(0)),
+                "statistics": state_to_record(moments(0)),
                 "layers": layers_to_record(
                     LAYERS if build_rule(self._settings).needs_grams else {}
                 ),
@@ -329,7 +342,7 @@ def is_sound(given: RecordDict | Error, honest: RecordDict) -> bool:
         return False
     if metrics["num-examples"] != int(metrics["num-examples"]) or metrics["num-examples"] < 0:
         return False
-    for key in ("model", "shared"):
+    for key in ("model", "shared", "statistics"):
         if key in honest and key in given:
             if given[key].keys() != honest[key].keys():
                 return False
@@ -343,6 +356,8 @@ def is_sound(given: RecordDict | Error, honest: RecordDict) -> bool:
                     or not np.isfinite(sent).all()
                 ):
                     return False
+                if key == "statistics" and (sent[1] < sent[0] ** 2 * (1 - 1e-6)).any():
+                    return False
     return True
 
 
@@ -355,6 +370,7 @@ def make_targets() -> list[Target]:
         ClientReplies("client: train, robust", "train", bound_factor=2, robust_clients="median"),
         ClientReplies("client: measure", "train.measure", gram_model="station"),
         ClientReplies("client: prepare", "train.prepare", "prepare"),
+        ClientReplies("client: look", "train.look", "look"),
         ClientReplies("client: evaluate", "evaluate", "evaluate"),
         ClientReplies("client: evaluate, f1", "evaluate", "evaluate", metrics="f1"),
         Places(),

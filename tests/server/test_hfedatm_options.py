@@ -17,6 +17,7 @@ from hfedatm.base.building import build_rule
 from hfedatm.base.errors import UserError
 from hfedatm.base.resolving import resolve
 from hfedatm.base.results import RunFolder
+from server_app.rules.hfedatm import _between
 
 
 def rule_of(params: str, name: str = "hfedatm"):
@@ -60,12 +61,28 @@ def test_without_any_regmean_it_is_the_ablation_that_leaves_it_out(tmp_path):
 def test_beta_lies_on_the_line_between_mean_and_regmean(tmp_path):
     at = {
         beta: last_model(run_small(tmp_path, f"b{beta}", rounds=1, rule_params=f"beta={beta}"))
-        for beta in (0, 0.25, 1)
+        for beta in (0, 0.25, 1, 1.5)
     }
     assert not torch.equal(at[0]["6.weight"], at[1]["6.weight"])
     for name in at[0]:
         expected = 0.75 * at[0][name] + 0.25 * at[1][name]
         assert torch.allclose(at[0.25][name], expected, atol=1e-6), name
+        past = 1.5 * at[1][name] - 0.5 * at[0][name]
+        assert torch.allclose(at[1.5][name], past, atol=1e-6), name
+
+
+def test_past_the_merge_no_variance_is_negative():
+    one = {"n.running_var": torch.tensor([1.0, 1.0]), "w": torch.tensor([1.0])}
+    other = {"n.running_var": torch.tensor([0.1, 2.0]), "w": torch.tensor([0.1])}
+    past = _between(one, other, 2.0)
+    assert past["n.running_var"].tolist() == [0.0, 3.0]
+    assert past["w"].item() == pytest.approx(-0.8)
+
+
+def test_stations_trained_apart_are_not_moved_past_their_merge(tmp_path):
+    start = {"station_start": "own", "station_assignment": "mixed", "rounds": 1}
+    merge = run_small(tmp_path, "merge", **start)
+    assert_same_model(merge, run_small(tmp_path, "past", rule_params="beta=1.5", **start))
 
 
 def test_scheduled_beta_ends_where_it_should(tmp_path):
@@ -166,7 +183,7 @@ def test_grams_at_the_station_model_are_those_of_an_only_client(tmp_path):
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        ("beta=1.5", "beta"),
+        ("beta=2.5", "beta"),
         ("beta_end=-0.5", "beta_end"),
         ("every=0", "every"),
         ("momentum=1", "momentum"),

@@ -49,7 +49,7 @@ def check(policy: Policy, settings: Settings, kind: str = "train", grams: bool =
     settings
         The run's settings.
     kind
-        What the node is to do: ``prepare``, ``train``, ``measure`` or ``evaluate``.
+        What the node is to do: ``prepare``, ``train``, ``measure``, ``look`` or ``evaluate``.
     grams
         Whether the reply is to carry Grams.
     """
@@ -129,6 +129,8 @@ def _check_privacy(policy: Policy, s: Settings, kind: str, grams: bool) -> None:
         if not p.evaluate and s.validation_fraction > 0:
             _refuse("validation-fraction", s.validation_fraction, "only 0", "privacy.evaluate")
         return
+    if kind == "look":
+        _check_look(policy, s)
     if s.privacy_insecure_dp_seed >= 0 and not p.insecure_seed:
         seed = s.privacy_insecure_dp_seed
         _refuse("privacy.insecure-dp-seed", seed, "only -1", "privacy.insecure-seed")
@@ -158,6 +160,21 @@ def _check_privacy(policy: Policy, s: Settings, kind: str, grams: bool) -> None:
             _at_most("privacy.epsilon", s.privacy_epsilon, limit, _epsilon_key(policy, limit))
         if s.privacy_sigma:
             check_sigma(policy, s.privacy_sigma)
+
+
+def _check_look(policy: Policy, s: Settings) -> None:
+    """Refuse to send statistics of a merged model, which are neither noised nor summed securely."""
+    p, asked, allowed = policy.privacy, "a second look at the merged model", "none"
+    if not p.second_look:
+        _refuse("rule-params", asked, allowed, "privacy.second-look")
+    if p.least_mechanism != "none":
+        _refuse("rule-params", asked, allowed, "privacy.least-mechanism")
+    if p.run_epsilon is not None or p.total_epsilon is not None:
+        _refuse("rule-params", asked, allowed, _epsilon_key(policy))
+    if p.dp_sgd:
+        _refuse("rule-params", asked, allowed, "privacy.dp-sgd")
+    if policy.secure_sum.required:
+        _refuse("rule-params", asked, allowed, "secure-sum.required")
 
 
 def check_sigma(policy: Policy, sigma: float) -> None:

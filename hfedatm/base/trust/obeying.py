@@ -19,6 +19,7 @@ KINDS = {
     "train.default": ("train",),
     "train.prepare": ("prepare",),
     "train.measure": ("measure",),
+    "train.look": ("look",),
     "evaluate": ("evaluate",),
     "evaluate.default": ("evaluate",),
     # Every stage of a secure sum carries the task whose replies are summed.

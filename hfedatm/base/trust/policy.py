@@ -97,6 +97,11 @@ class Privacy(_Section):
         True,
         description="whether models are scored on validation examples; the exact numbers leave",
     )
+    second_look: bool = Field(
+        False,
+        description="whether means and variances of BatchNorm inputs of a merged model leave "
+        "without noise (second_look of the rule hfedatm)",
+    )
     insecure_seed: bool = Field(
         False, description="whether a run may make the noise predictable, which protects nobody"
     )

@@ -17,6 +17,7 @@ from hfedatm.base.wire.replies import (
     read_update,
     reason_of,
 )
+from hfedatm.base.wire.statistics import read_statistics
 
 __all__ = [
     "Expected",
@@ -27,6 +28,7 @@ __all__ = [
     "open_reply",
     "read_identity",
     "read_scores",
+    "read_statistics",
     "read_update",
     "reason_of",
 ]

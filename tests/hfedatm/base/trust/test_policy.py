@@ -162,6 +162,32 @@ def test_private_weights_forbid_what_methods_share_in_the_clear():
         check(policy, small_settings(**TRAINED), "prepare")
 
 
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({}, "privacy.second-look"),
+        ({"privacy": {"second-look": True, "least-mechanism": "example"}}, "least-mechanism"),
+        ({"privacy": {"second-look": True, "dp-sgd": True}}, "privacy.dp-sgd"),
+        (
+            {"privacy": {"second-look": True, "dp-sgd": True, "total-epsilon": 8.0}},
+            "privacy.total-epsilon",
+        ),
+        (
+            {"privacy": {"second-look": True}, "secure_sum": {"required": True}},
+            "secure-sum.required",
+        ),
+        ({"privacy": {"second-look": True, "least-gram-rows": 99}}, "privacy.least-gram-rows"),
+    ],
+)
+def test_a_second_look_is_refused_unless_the_owner_allows_exact_numbers(given, key):
+    with pytest.raises(PolicyRefusal, match=key):
+        check(owners(**given), small_settings(), "look")
+
+
+def test_a_second_look_that_the_owner_allows_is_obeyed():
+    check(owners(privacy={"second-look": True}), small_settings(), "look")
+
+
 def test_evaluation_can_be_forbidden():
     policy = owners(privacy={"evaluate": False})
     with pytest.raises(PolicyRefusal, match="validation-fraction"):
