@@ -146,13 +146,15 @@ def verdicts(task: str, rows: dict[str, float]) -> dict[str, bool]:
     others = (ALONE, ENSEMBLE, UNALIGNED, OURS, PROFILED, *WITH_DATA)
     without = [value for name, value in rows.items() if name not in others]
     least = rows[ALONE] if task.endswith("domains") else rows[ALONE] - 3
-    return {
+    judged = {
         "ahead of every row without data": ours >= max(without),
         "above the networks" if task.endswith("domains") else "within 3 of the networks": (
             ours >= least
         ),
-        "not behind REPAIR with data by more than 1": ours >= rows.get(REPAIRED, 0.0) - 1,
     }
+    if REPAIRED in rows:
+        judged["not behind REPAIR with data by more than 1"] = ours >= rows[REPAIRED] - 1
+    return judged
 
 
 def table(record: dict[str, Any]) -> str:
@@ -171,8 +173,8 @@ def table(record: dict[str, Any]) -> str:
             cells = [_cell([s.get(row) for s in seeds]) for seeds in columns.values()]
             text.append(f"| {row} | " + " | ".join(cells) + " |")
         judged = {a: verdicts(task, _means(seeds)) for a, seeds in columns.items()}
-        for target in next(iter(judged.values())):
-            words = [verdict(judged[a][target]) for a in columns]
+        for target in dict.fromkeys(target for found in judged.values() for target in found):
+            words = [verdict(judged[a][target]) if target in judged[a] else "–" for a in columns]
             text.append(f"| *{target}* | " + " | ".join(words) + " |")
         seeds_of = sorted({len(seeds) for seeds in columns.values()})
         text += ["", f"Seeds per column: {', '.join(map(str, seeds_of))}.", ""]
