@@ -97,6 +97,45 @@ def _mobilenet(spec: DataSpec) -> nn.Module:
     )
 
 
+class _Layer(nn.Module):
+    """A layer of a vision transformer: attention and two Linear layers, each behind a norm."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.before(x)
+        parts = (
+            part(seen).unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        x = x + self.out(functional.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2))
+        return x + self.down(functional.gelu(self.up(self.between(x))))
+
+
+class Transformer(nn.Module):
+    """A vision transformer: patches as tokens, the mean of the tokens for the classes."""
+
+    def __init__(self, spec: DataSpec, width: int = 48, heads: int = 4, layers: int = 3) -> None:
+        super().__init__()
+        side = spec.input_shape[1] // 4
+        self.patches = nn.Conv2d(spec.input_shape[0], width, side, side)
+        places = (spec.input_shape[1] // side) ** 2
+        self.places = nn.Parameter(0.02 * torch.randn(1, places, width))
+        self.layers = nn.Sequential(*(_Layer(width, heads) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, spec.num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        tokens = self.patches(x).flatten(2).transpose(1, 2) + self.places
+        return self.head(self.norm(self.layers(tokens)).mean(1))
+
+
 @dataclass(frozen=True)
 class Architecture:
     """How to build a network, and how long to train it."""
@@ -112,6 +151,7 @@ ARCHITECTURES = {
     "vgg-bn": Architecture(_vgg, 6, 0.05),
     "resnet18-bn": Architecture(_resnet, 6, 0.05),
     "mobilenet": Architecture(_mobilenet, 10, 0.05),
+    "vit": Architecture(Transformer, 20, 0.05),
 }
 Part = tuple[Tensor, Tensor]
 

@@ -3,14 +3,15 @@ r"""Merge networks that were trained apart, once, and measure the accuracy of th
     python benchmarks/merge_quality.py --data-dir ~/data                   # digits, three networks
     python benchmarks/merge_quality.py --data-dir ~/data --networks 5
     python benchmarks/merge_quality.py --data-dir ~/data --tasks pacs-data pacs-domains
-    python benchmarks/merge_quality.py --table                             # only the table again
+    python benchmarks/merge_quality.py --table      # the tables and the picture again, no training
 
 Networks of one architecture and different initial weights are trained on parts of one data set
 (``-data``) or on a domain each (``-domains``), then merged once. The figure is the accuracy in
 percent on the test images of all of them. Rows marked ``(data)`` need examples at the server, which
 a federation's server does not have. Options of our merge were chosen on seeds 0 and 1 of the digits
 with three networks; all other sets confirm them. ``benchmarks/results/merge_quality.json`` grows as
-sets end, and sets that it already holds are not repeated.
+sets end, and sets that it already holds are not repeated; ``--complete`` measures rows that they
+lack. The tables go to ``docs/results.md``, and the README's picture to ``docs/results``.
 """
 
 from __future__ import annotations
@@ -22,26 +23,60 @@ import statistics
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import merge_rivals as rivals
 import torch
 from measure import RESULTS, set_threads, verdict
-from merge_networks import ARCHITECTURES, Task, accuracy, load_task, trained
+from merge_networks import ARCHITECTURES, Task, Transformer, accuracy, load_task, trained
+from merge_picture import draw
 from torch import Tensor, nn
 
-from hfedatm_core import ChannelGraph, Update, collect_grams, merge_apart
+from hfedatm_core import (
+    AlignmentOptions,
+    ChannelGraph,
+    Update,
+    collect_grams,
+    collect_profiles,
+    merge_apart,
+)
 
 GRAM_IMAGES = 500
+NO_ALIGNMENT = AlignmentOptions("exact", "all", margin=0.999999)  # no order is that much better
 ALONE, ENSEMBLE = "the networks by themselves (mean)", "their ensemble"
 OURS = "**fold + Gram matching + RegMean everywhere + repair**"
+UNALIGNED = "fold + RegMean everywhere + repair, not aligned"
+PROFILED = "the same, matched by class profiles, too"
 REPAIRED = "activation matching (data) + REPAIR (data)"
 WITH_DATA = (REPAIRED, "weight matching + RegMean + BatchNorm measured again (data)")
+PAPER, WEIGHTS = "the paper's (FOT on convolutions + RegMean)", "weight matching (Git Re-Basin)"
+ALL_UNITS, SOLVED = "the same, all units", "weight matching + RegMean"
+ROWS = (
+    *(ALONE, ENSEMBLE, "average", PAPER, ALL_UNITS, WEIGHTS, SOLVED, WITH_DATA[1], REPAIRED),
+    *(UNALIGNED, OURS, PROFILED),
+)
 
 
-def measured(models: Sequence[nn.Module], task: Task) -> dict[str, float]:
-    """Return the accuracy of every row."""
+PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+PICTURE = PAGE.parent / "results" / "merge-quality.png"
+BARS = {
+    "average": ("average", "#999999"),
+    PAPER: ("the paper's merge", "#56b4e9"),
+    WEIGHTS: ("weight matching", "#e69f00"),
+    OURS: ("HFedATM", "#0072b2"),
+    ALONE: ("the networks themselves", "#cccccc"),
+    ENSEMBLE: ("their ensemble", "#e3e3e3"),
+}
+
+
+def measured(
+    models: Sequence[nn.Module], task: Task, known: dict[str, float] | None = None
+) -> dict[str, float]:
+    """Return the accuracy of every row; rows that are known are not measured again."""
+    known = known or {}
     graph = ChannelGraph.trace(models[0], task.parts[0][0][:2])
     updates = [
         Update(
@@ -58,40 +93,68 @@ def measured(models: Sequence[nn.Module], task: Task) -> dict[str, float]:
         network.load_state_dict(state)
         return accuracy(task, network.eval())
 
-    by_weights = rivals.weight_matching(models, graph)
-    by_data = rivals.activation_matching(models, graph, shown)
-    solved = rivals.permuted_regmean(updates, graph, by_weights)
+    def profiled(update: Update, model: nn.Module, images: Tensor, labels: Tensor) -> Update:
+        batches = zip(images[:GRAM_IMAGES].split(100), labels[:GRAM_IMAGES].split(100), strict=True)
+        found = collect_profiles(model, graph, batches, task.spec.num_classes)
+        return replace(update, profiles=found)
+
+    @cache
+    def by_weights() -> list[dict[str, Tensor]]:
+        return rivals.weight_matching(models, graph)
+
+    @cache
+    def solved() -> dict[str, Tensor]:
+        return rivals.permuted_regmean(updates, graph, by_weights())
+
+    def repaired() -> float:
+        by_data = rivals.activation_matching(models, graph, shown)
+        return of(rivals.repair(models, graph, by_data, shown))
+
+    def with_profiles() -> float:
+        them = zip(updates, models, task.parts, strict=True)
+        return of(merge_apart([profiled(u, m, *part) for u, m, part in them], graph).state)
+
     rows: dict[str, Callable[[], float]] = {
-        ALONE: lambda: statistics.mean(accuracy(task, model) for model in models),
+        ALONE: lambda: alone(models, task),
         ENSEMBLE: lambda: accuracy(task, rivals.ensemble(models)),
         "average": lambda: of(rivals.average(models)),
-        "the paper's (FOT on convolutions + RegMean)": lambda: of(rivals.paper(updates, graph)),
-        "the same, all units": lambda: of(rivals.paper(updates, graph, "all")),
-        "weight matching (Git Re-Basin)": lambda: of(
-            rivals.permuted_mean(models, graph, by_weights)
-        ),
-        "weight matching + RegMean": lambda: of(solved),
-        WITH_DATA[1]: lambda: of(rivals.with_statistics(models[0], solved, shown)),
-        REPAIRED: lambda: of(rivals.repair(models, graph, by_data, shown)),
+        PAPER: lambda: of(rivals.paper(updates, graph)),
+        ALL_UNITS: lambda: of(rivals.paper(updates, graph, "all")),
+        WEIGHTS: lambda: of(rivals.permuted_mean(models, graph, by_weights())),
+        SOLVED: lambda: of(solved()),
+        WITH_DATA[1]: lambda: of(rivals.with_statistics(models[0], solved(), shown)),
+        REPAIRED: repaired,
+        UNALIGNED: lambda: of(merge_apart(updates, graph, alignment=NO_ALIGNMENT).state),
         OURS: lambda: of(merge_apart(updates, graph).state),
+        PROFILED: with_profiles,
     }
+    if isinstance(models[0], Transformer):  # the rival is written for networks without attention
+        del rows[REPAIRED]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return {name: round(row(), 2) for name, row in rows.items()}
+        return {n: known[n] if n in known else round(row(), 2) for n, row in rows.items()}
+
+
+def alone(models: Sequence[nn.Module], task: Task) -> float:
+    """Return the mean accuracy of the networks by themselves."""
+    return round(statistics.mean(accuracy(task, model) for model in models), 2)
 
 
 def verdicts(task: str, rows: dict[str, float]) -> dict[str, bool]:
     """Return which targets the mean over the seeds reaches."""
     ours = rows[OURS]
-    without = [v for n, v in rows.items() if n not in (ALONE, ENSEMBLE, OURS, *WITH_DATA)]
+    others = (ALONE, ENSEMBLE, UNALIGNED, OURS, PROFILED, *WITH_DATA)
+    without = [value for name, value in rows.items() if name not in others]
     least = rows[ALONE] if task.endswith("domains") else rows[ALONE] - 3
-    return {
+    judged = {
         "ahead of every row without data": ours >= max(without),
         "above the networks" if task.endswith("domains") else "within 3 of the networks": (
             ours >= least
         ),
-        "not behind REPAIR with data by more than 1": ours >= rows[REPAIRED] - 1,
     }
+    if REPAIRED in rows:
+        judged["not behind REPAIR with data by more than 1"] = ours >= rows[REPAIRED] - 1
+    return judged
 
 
 def table(record: dict[str, Any]) -> str:
@@ -105,22 +168,37 @@ def table(record: dict[str, Any]) -> str:
         columns = {a: sets[t, n, a] for t, n, a in sets if (t, n) == (task, networks)}
         text += [f"**{task}, {networks} networks**", ""]
         text += ["| merge | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
-        for row in next(iter(columns.values()))[0]:
-            cells = [_cell([seed[row] for seed in seeds]) for seeds in columns.values()]
+        found = {row for seeds in columns.values() for seed in seeds for row in seed}
+        for row in (row for row in ROWS if row in found):
+            cells = [_cell([s.get(row) for s in seeds]) for seeds in columns.values()]
             text.append(f"| {row} | " + " | ".join(cells) + " |")
-        judged = {
-            a: verdicts(task, {r: statistics.mean(s[r] for s in seeds) for r in seeds[0]})
-            for a, seeds in columns.items()
-        }
-        for target in next(iter(judged.values())):
-            words = [verdict(judged[a][target]) for a in columns]
+        judged = {a: verdicts(task, _means(seeds)) for a, seeds in columns.items()}
+        for target in dict.fromkeys(target for found in judged.values() for target in found):
+            words = [verdict(judged[a][target]) if target in judged[a] else "–" for a in columns]
             text.append(f"| *{target}* | " + " | ".join(words) + " |")
         seeds_of = sorted({len(seeds) for seeds in columns.values()})
         text += ["", f"Seeds per column: {', '.join(map(str, seeds_of))}.", ""]
     return "\n".join(text)
 
 
-def _cell(values: Sequence[float]) -> str:
+def write_page(text: str, page: Path = PAGE) -> None:
+    """Put the tables between their two marks."""
+    begin, end = "<!-- table: benchmarks/merge_quality.py -->", "<!-- end of table -->"
+    before, rest = page.read_text(encoding="utf-8").split(begin)
+    _, after = rest.split(end, 1)
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+
+
+def _means(seeds: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the mean of every row that all seeds have."""
+    return {r: statistics.mean(s[r] for s in seeds) for r in seeds[0] if all(r in s for s in seeds)}
+
+
+def _cell(given: Sequence[float | None]) -> str:
+    """Return mean ± standard error; a dash if the row was not measured for every seed."""
+    values = [value for value in given if value is not None]
+    if len(values) < len(given):
+        return "–"
     mean = statistics.mean(values)
     if len(values) == 1:
         return f"{mean:.1f}"
@@ -139,6 +217,7 @@ def main(given: Sequence[str] | None = None) -> None:
     default = Path(tempfile.gettempdir()) / "hfedatm-merge-quality"
     parser.add_argument("--cache", type=Path, default=default, help="folder of trained networks")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the JSON file")
+    parser.add_argument("--complete", action="store_true", help="add rows that sets lack")
     parser.add_argument("--table", action="store_true", help="print the table of what is there")
     chosen = parser.parse_args(given)
     set_threads(1)
@@ -147,7 +226,7 @@ def main(given: Sequence[str] | None = None) -> None:
     if file.is_file():
         record = json.loads(file.read_text(encoding="utf-8"))
     if not chosen.table:
-        done = {_key(entry) for entry in record["sets"]}
+        done = {_key(entry): entry for entry in record["sets"]}
         for name in chosen.tasks:
             task = load_task(name, chosen.networks, chosen.data_dir)
             for seed in chosen.seeds:
@@ -158,16 +237,26 @@ def main(given: Sequence[str] | None = None) -> None:
                         "architecture": architecture,
                         "seed": seed,
                     }
-                    if _key(entry) in done:
+                    known = done.get(_key(entry), {}).get("rows", {})
+                    if known and not (chosen.complete and PROFILED not in known):
                         continue
                     models = trained(architecture, task, seed, chosen.cache, chosen.epochs)
-                    entry["rows"] = measured(models, task)
+                    if known and known[ALONE] != alone(models, task):
+                        known = {}  # these are other networks: all rows must be of the same ones
+                    entry["rows"] = measured(models, task, known)
                     print(_key(entry), entry["rows"], flush=True)
-                    record["sets"].append(entry)
+                    if _key(entry) in done:
+                        done[_key(entry)]["rows"] = entry["rows"]
+                    else:
+                        record["sets"].append(entry)
                     chosen.output.mkdir(parents=True, exist_ok=True)
                     text = json.dumps(record, indent=1, ensure_ascii=False)
                     file.write_text(text + "\n", encoding="utf-8")
-    print(table(record))
+    text = table(record)
+    print(text)
+    if chosen.output == RESULTS:
+        write_page(text)
+        draw(record, BARS, PICTURE)
 
 
 def _key(entry: dict[str, Any]) -> tuple[str, int, str, int]:

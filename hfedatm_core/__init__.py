@@ -14,6 +14,7 @@ from hfedatm_core.grams.sums import GramAccumulator
 from hfedatm_core.inputs import Batch, Inputs, forward
 from hfedatm_core.merge_table import LayerRow, layer_rows
 from hfedatm_core.merging import GroupReport, Merged, MergeReport, merge
+from hfedatm_core.profiles import Profiles, collect_profiles
 from hfedatm_core.regmean.closed_form import RegMeanAccumulator, regmean
 from hfedatm_core.regmean.layers import LayerReport
 from hfedatm_core.update import Update
@@ -34,10 +35,12 @@ __all__ = [
     "MergeReport",
     "Merged",
     "PackedGram",
+    "Profiles",
     "RegMeanAccumulator",
     "Update",
     "align",
     "collect_grams",
+    "collect_profiles",
     "forward",
     "grams_nbytes",
     "heterogeneous_partition",

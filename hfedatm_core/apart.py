@@ -25,7 +25,9 @@ from hfedatm_core.channels.graph import ChannelGraph
 from hfedatm_core.channels.groups import OUTPUT
 from hfedatm_core.folding import Moments, fold, fold_graph, unfold
 from hfedatm_core.fot.alignment import permute_grams
+from hfedatm_core.fot.costs.base import Cost
 from hfedatm_core.fot.costs.gram import GramCost, GramSide
+from hfedatm_core.fot.costs.profile import ProfileCost
 from hfedatm_core.fot.matching import Match
 from hfedatm_core.fot.options import AlignmentOptions
 from hfedatm_core.fot.sweeping import sweep
@@ -41,6 +43,7 @@ from hfedatm_core.merging import (
     MergeReport,
     named_updates,
 )
+from hfedatm_core.profiles import Profiles
 from hfedatm_core.regmean.layers import LayerMerger, check_grams
 from hfedatm_core.repairing import OutputSums, layer_moments, repair_layer
 from hfedatm_core.tensors import State
@@ -66,7 +69,8 @@ def merge_apart(
     ----------
     updates
         The networks, with the Grams that ``collect_grams(..., full=True)`` measures, *not* shrunk.
-        A layer whose Gram is missing for any network is averaged, and not repaired.
+        A layer whose Gram is missing for any network is averaged, and not repaired. Networks with
+        ``profiles`` (:func:`collect_profiles`) are also matched by them.
     graph
         The channel groups and norms of the architecture.
     alpha
@@ -108,6 +112,7 @@ class _Work:
         self._name = ""
         self._mean = MeanAccumulator()
         self._pooled = GramAccumulator()
+        self._profiles: Profiles | None = None
         self._layers: LayerMerger | None = None
         self._sums: dict[str, OutputSums] = {}
         self._correlations: dict[str, list[tuple[float, float]]] = {}
@@ -126,7 +131,7 @@ class _Work:
         state = fold(update.state, self._graph)
         grams = {n: g for n, g in update.grams.items() if g.is_finite()}
         check_grams(grams, state, who, constant=True)
-        matches = self._matched(state, grams)
+        matches = self._matched(state, grams, update.profiles)
         moving = {name: match.permutation for name, match in matches.items() if match.moved}
         grams = permute_grams(grams, state, self._folded, moving)
         state = self._folded.permute(state, moving)
@@ -137,6 +142,7 @@ class _Work:
         self._pooled.add(grams, gamma)
         self._layers.add(who, state, self._for_regmean(state, grams), gamma)
         self._add_moments(state, grams, gamma)
+        self._add_profiles(update.profiles, moving)
         self._stations[who] = {
             name: GroupReport(m.moved, m.cost, m.identity_cost) for name, m in matches.items()
         }
@@ -169,13 +175,18 @@ class _Work:
         state = self._unfolded(folded, pooled)
         return Merged(state, merged, self._permutations, average, self._graph)
 
-    def _matched(self, state: State, grams: Mapping[str, Gram]) -> dict[str, Match]:
+    def _matched(
+        self, state: State, grams: Mapping[str, Gram], profiles: Profiles | None
+    ) -> dict[str, Match]:
         if not self._stations:
             groups = self._folded.groups
             return {g.name: Match(torch.arange(g.size), 0.0, 0.0) for g in groups}
         ours = GramSide(self._mean.current(), self._pooled.result() if self._sums else {})
         cost = GramCost(ours, GramSide(state, grams), self._folded)
-        matches = sweep(self._folded, cost, self._alignment)
+        chosen: Cost = cost
+        if profiles is not None and self._profiles is not None:
+            chosen = ProfileCost(cost, self._profiles, profiles)
+        matches = sweep(self._folded, chosen, self._alignment)
         orders = {name: match.permutation for name, match in matches.items()}
         for group in self._folded.groups:
             for member in group.producers:
@@ -209,6 +220,14 @@ class _Work:
         self._sums = {name: self._sums.get(name, OutputSums()) for name in grams if name in known}
         for layer, sums in self._sums.items():
             sums.add(*output_moments(layer_matrix(state, layer), grams[layer]), gamma)
+
+    def _add_profiles(self, profiles: Profiles | None, orders: Mapping[str, Tensor]) -> None:
+        """Add the profiles to those of the networks before; one without any ends their use."""
+        ordered = None if profiles is None else profiles.permute(orders)
+        if self._stations:
+            known = self._profiles
+            ordered = None if known is None or ordered is None else known.pool(ordered)
+        self._profiles = ordered
 
     def _unfolded(self, folded: dict[str, Tensor], pooled: Mapping[str, Gram]) -> dict[str, Tensor]:
         moments: dict[str, Moments] = {

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hfedatm_core.grams.gram import Gram
+from hfedatm_core.profiles import Profiles
 from hfedatm_core.tensors import State, distance
 
 
@@ -37,7 +38,8 @@ class Update:
 
     ``share``, between 0 and 1, is the part of its weight that a robust rule leaves to the update.
     ``reach`` bounds its distance from the model it started from; a permutation that moves it
-    further is not applied.
+    further is not applied. ``profiles`` are class profiles, by which :func:`merge_apart` also
+    matches channels if every update has them.
     """
 
     state: State
@@ -48,3 +50,4 @@ class Update:
     metrics: Mapping[str, float] = field(default_factory=dict)
     share: float = 1.0
     reach: Reach | None = None
+    profiles: Profiles | None = None

@@ -108,7 +108,7 @@ def merge(
                 grams=grams or (),
                 on_read=on_read,
                 shared_start=shared_start,
-                alignment=AlignmentOptions(scope=scope),
+                alignment=AlignmentOptions("exact" if apart else "sinkhorn", scope),
                 **options,
             )
         notes = _left_undone(merged, network, bool(grams), bool(recalibrate))

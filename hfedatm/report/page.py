@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from hfedatm.base.errors import UserError
 from hfedatm.base.privacy_settings import statement
 from hfedatm.base.resolving import as_config
-from hfedatm.base.round_record import RoundRecord
+from hfedatm.base.round_record import LayerMergeQuality, RoundRecord
 from hfedatm.base.settings import Settings, keys
 from hfedatm.base.text import printable
 from hfedatm.comparison import differing
@@ -94,6 +94,7 @@ def _facts(run: Run) -> dict[str, Any]:
         },
         "mistakes": inside.mistakes(final),
         "inside": shown,
+        "quality": _quality(run),
         "settings": _settings(run),
         "command": _command(run),
     }
@@ -119,6 +120,12 @@ def _inside(run: Run, number: int) -> dict[str, Any]:
         "covered": covered / weights if weights else 0.0,
         "layers": merge.layers if merge else {},
     }
+
+
+def _quality(run: Run) -> tuple[int, dict[str, LayerMergeQuality]] | None:
+    """Return the last round that merged stations without a common start, and each layer's fit."""
+    rounds = [(r.round, r.merge.quality) for r in run.rounds if r.merge and r.merge.quality]
+    return rounds[-1] if rounds else None
 
 
 def _stations(run: Run, record: RoundRecord) -> list[dict[str, Any]]:

@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import nn
 
-from hfedatm_core.apart import merge_apart
+from hfedatm_core.apart import APART, merge_apart
 from hfedatm_core.channels.graph import ChannelGraph
 from hfedatm_core.checkpoints.files import fingerprint, read_grams, read_shapes
 from hfedatm_core.checkpoints.fitting import read_fitting, require_fit, shapes_of
 from hfedatm_core.fot.options import AlignmentOptions
 from hfedatm_core.inputs import Inputs
 from hfedatm_core.merging import Merged, merge
+from hfedatm_core.profiles import Profiles
 from hfedatm_core.update import Update
 
 ALL_UNITS = AlignmentOptions(scope="all")
@@ -26,9 +27,10 @@ def merge_checkpoints(
     inputs: Inputs,
     *,
     grams: Sequence[Path | str] = (),
+    profiles: Sequence[Profiles] = (),
     shared_start: bool = False,
     alpha: float | None = None,
-    alignment: AlignmentOptions = ALL_UNITS,
+    alignment: AlignmentOptions | None = None,
     on_read: Callable[[str], None] = lambda name: None,
     **options: Any,
 ) -> Merged:
@@ -47,6 +49,9 @@ def merge_checkpoints(
         Files that :func:`write_grams` wrote, in any order: each names its checkpoint. With them
         channels are matched by their outputs, layers with a Gram of every checkpoint are merged by
         RegMean and repaired, and BatchNorm gets statistics that fit: see :func:`merge_apart`.
+    profiles
+        Class profiles of every checkpoint, in the order of ``paths`` (:func:`collect_profiles`);
+        only with ``grams``. Channels are then matched by their profiles, too.
     shared_start
         The checkpoints were fine-tuned from one network: merge as :func:`merge` does, by filters,
         with neither repair nor new statistics.
@@ -54,7 +59,8 @@ def merge_checkpoints(
         Off-diagonal entries of Grams are multiplied by it: by default as :func:`merge_apart` trusts
         them, or 0.75 for a shared start.
     alignment
-        Options of the alignment; by default hidden units are aligned, too.
+        Options of the alignment; by default hidden units are aligned, too, with Grams by the exact
+        assignment.
     on_read
         Called with the name of every checkpoint that is read.
     options
@@ -63,11 +69,16 @@ def merge_checkpoints(
     Raises
     ------
     ValueError
-        A file does not fit: another architecture, another number of classes, missing tensors; or
-        Grams belong to none of the checkpoints.
+        A file does not fit: another architecture, another number of classes, missing tensors;
+        Grams belong to none of the checkpoints; or there are profiles of some checkpoints only.
     """
     if len({Path(path).expanduser().resolve() for path in paths}) < max(2, len(paths)):
         raise ValueError("name at least two different checkpoints")
+    if profiles and (not grams or shared_start or len(profiles) != len(paths)):
+        raise ValueError(
+            f"profiles need Grams of networks that were trained apart, and one for each of the "
+            f"{len(paths)} checkpoints; there are {len(profiles)}"
+        )
     wanted = shapes_of(model.state_dict())
     for path in paths:
         require_fit(path, read_shapes(path), wanted)
@@ -76,6 +87,7 @@ def merge_checkpoints(
 
     apart = bool(grams) and not shared_start
     share = 0.75 if alpha is None else alpha
+    by_path = dict(zip(map(str, paths), profiles, strict=False))
 
     def update(path: str) -> Update:
         on_read(path)
@@ -83,15 +95,15 @@ def merge_checkpoints(
         if not apart:  # merge_apart() shrinks them itself, after matching
             shrunk = {id(gram): gram.shrink(share) for gram in own.values()}
             own = {name: shrunk[id(gram)] for name, gram in own.items()}
-        return Update(read_fitting(path, wanted), own, name=path)
+        return Update(read_fitting(path, wanted), own, name=path, profiles=by_path.get(path))
 
     def updates() -> Iterator[Update]:
         for path in map(str, paths):
             yield update(path)  # without a name, so that it is freed before the next is read
 
     if apart:
-        return merge_apart(updates, graph, alpha=alpha, alignment=alignment, **options)
-    return merge(updates, graph, alignment=alignment, **options)
+        return merge_apart(updates, graph, alpha=alpha, alignment=alignment or APART, **options)
+    return merge(updates, graph, alignment=alignment or ALL_UNITS, **options)
 
 
 def _grams_by_checkpoint(

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from nets import build, output, randomise
 from torch import Tensor, nn
 
-from hfedatm_core import ChannelGraph, Update, collect_grams
+from hfedatm_core import ChannelGraph, Profiles, Update, collect_grams, collect_profiles
 from hfedatm_core.apart import APART, merge_apart
 from hfedatm_core.folding import Moments, fold, fold_graph
-from hfedatm_core.fot.costs.base import dissimilarity
+from hfedatm_core.fot.costs.base import Cost, dissimilarity
 from hfedatm_core.fot.costs.gram import GramCost, GramSide
+from hfedatm_core.fot.costs.profile import ProfileCost
 from hfedatm_core.fot.sweeping import sweep
 from hfedatm_core.grams.gram import Gram
 from hfedatm_core.repairing import layer_moments, repair_layer
@@ -53,6 +54,9 @@ def test_equal_networks_are_a_fixed_point_whatever_their_data(name: str) -> None
     state = {k: v.clone() for k, v in model.state_dict().items()}
     parts = [measured(model, part) for part in (x[:12], x[12:] * 3 + 1)]
     merged = merge_apart([Update(state, grams) for grams in parts], graph)
+    without = merge_apart([Update(state, grams) for grams in parts], graph, repair=False)
+    for key, value in without.state.items():  # nothing shrank: the repair has nothing to do
+        torch.testing.assert_close(merged.state[key], value, rtol=1e-6, atol=1e-8)
     assert merged.moved == 0
     assert_same_function(model, state, merged.state, x)
     for quality in merged.report.quality.values():
@@ -60,20 +64,25 @@ def test_equal_networks_are_a_fixed_point_whatever_their_data(name: str) -> None
         assert quality.variance_after == pytest.approx(1.0, abs=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["gram", "profile"])
 @pytest.mark.parametrize("name", NETS)
-def test_permuted_copies_merge_back_to_the_original(name: str) -> None:
+def test_permuted_copies_merge_back_to_the_original(name: str, kind: str) -> None:
     model, x, graph = network(name)
     torch.manual_seed(0)
     randomise(model)
     state = {k: v.clone() for k, v in model.state_dict().items()}
-    updates = [Update(state, measured(model, x))]
+
+    def update(state: dict[str, Tensor]) -> Update:
+        model.load_state_dict(state)
+        found = profiled(model, state, x, graph) if kind == "profile" else None
+        return Update(state, measured(model, x), profiles=found)
+
+    updates = [update(state)]
     shuffles = []
     for seed in (1, 2):
         generator = torch.Generator().manual_seed(seed)
         shuffle = {g.name: torch.randperm(g.size, generator=generator) for g in graph.groups}
-        copy = graph.permute(state, shuffle)
-        model.load_state_dict(copy)
-        updates.append(Update(copy, measured(model, x)))
+        updates.append(update(graph.permute(state, shuffle)))
         shuffles.append(shuffle)
     merged = merge_apart(iter(updates), graph)  # an iterator: every network is read once
     for number, shuffle in enumerate(shuffles, start=1):
@@ -87,16 +96,35 @@ def test_permuted_copies_merge_back_to_the_original(name: str) -> None:
             assert quality.correlation_after == pytest.approx(1.0, abs=1e-5)
 
 
+def profiled(
+    model: nn.Module, state: dict[str, Tensor], x: Tensor, graph: ChannelGraph
+) -> Profiles:
+    model.load_state_dict(state)
+    labels = torch.arange(len(x)) % 3
+    return collect_profiles(model, graph, [(x, labels)], classes=4)  # of one class there is none
+
+
+def cost_between(
+    kind: str, model: nn.Module, x: Tensor, graph: ChannelGraph, ours: tuple, theirs: tuple
+) -> Cost:
+    """Return a cost that compares two networks, each its weights and Grams."""
+    sides = [GramSide(fold(state, graph), grams) for state, grams in (ours, theirs)]
+    cost = GramCost(*sides, fold_graph(graph))
+    if kind == "gram":
+        return cost
+    return ProfileCost(cost, *(profiled(model, state, x, graph) for state, _ in (ours, theirs)))
+
+
+@pytest.mark.parametrize("kind", ["gram", "profile"])
 @pytest.mark.parametrize("name", NETS)
 @settings(max_examples=2)
 @given(seed=SEEDS)
-def test_matching_by_grams_is_a_bijection_that_keeps_the_function(name: str, seed: int) -> None:
+def test_matching_is_a_bijection_that_keeps_the_function(name: str, kind: str, seed: int) -> None:
     model, x, graph = network(name)
     ours = other_weights(model, x, seed)
     theirs = other_weights(model, x, seed + 1)
     folded = fold_graph(graph)
-    sides = [GramSide(fold(state, graph), grams) for state, grams in (ours, theirs)]
-    matches = sweep(folded, GramCost(*sides, folded), APART)
+    matches = sweep(folded, cost_between(kind, model, x, graph, ours, theirs), APART)
     assert set(matches) == {group.name for group in folded.groups}
     for group in folded.groups:
         assert sorted(matches[group.name].permutation.tolist()) == list(range(group.size))
@@ -106,7 +134,8 @@ def test_matching_by_grams_is_a_bijection_that_keeps_the_function(name: str, see
     assert_same_function(model, theirs[0], permuted, x)
 
 
-def test_ties_go_to_the_identity() -> None:
+@pytest.mark.parametrize("kind", ["gram", "profile"])
+def test_ties_go_to_the_identity(kind: str) -> None:
     """All units are alike: no order is better than another, and none moves."""
     model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)).double()
     with torch.no_grad():
@@ -114,11 +143,13 @@ def test_ties_go_to_the_identity() -> None:
         model[2].weight.copy_(torch.randn(2, 1).double().expand(2, 6))
     x = torch.randn(30, 3, dtype=torch.float64)
     graph = ChannelGraph.trace(model, (x,))
-    update = Update(model.state_dict(), measured(model, x))
+    found = profiled(model, model.state_dict(), x, graph) if kind == "profile" else None
+    update = Update(model.state_dict(), measured(model, x), profiles=found)
     assert merge_apart([update, update], graph).moved == 0
 
 
-def test_dead_and_constant_units_are_safe() -> None:
+@pytest.mark.parametrize("kind", ["gram", "profile"])
+def test_dead_and_constant_units_are_safe(kind: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         *(nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.ReLU()),
@@ -136,9 +167,9 @@ def test_dead_and_constant_units_are_safe() -> None:
             model[1].weight[dead + 2] = 0.0
             model[3].weight[dead % 4] = 0.0
             model[3].bias[dead % 4] = 0.0
-        updates.append(
-            Update({k: v.clone() for k, v in model.state_dict().items()}, measured(model, x))
-        )
+        state = {k: v.clone() for k, v in model.state_dict().items()}
+        found = profiled(model, state, x, graph) if kind == "profile" else None
+        updates.append(Update(state, measured(model, x), profiles=found))
     merged = merge_apart(updates, graph)
     assert all(bool(torch.isfinite(value).all()) for value in merged.state.values())
     assert all(math.isfinite(q.variance_after) for q in merged.report.quality.values())

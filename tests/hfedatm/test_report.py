@@ -5,12 +5,14 @@ import re
 import shutil
 import subprocess
 import warnings
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
 from hfedatm.base.errors import UserError
+from hfedatm.base.round_record import LayerMergeQuality
 from hfedatm.report import curves, render, write_report
 from hfedatm.runs import read_run
 
@@ -115,6 +117,28 @@ def test_a_run_that_sent_nothing_is_drawn_without_complaint(broken_run):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert "Cost" in Page(render([read_run(broken_run)])).headings
+
+
+def test_the_fit_of_networks_without_a_common_start_is_shown(results):
+    run = read_run(results / "apart")
+    last = run.rounds[-1]
+    quality = {
+        "conv<1>": LayerMergeQuality(
+            correlation_before=0.03, correlation_after=0.57, variance_before=0.41
+        ),
+        "head": LayerMergeQuality(variance_before=0.86, variance_after=0.87),
+    }
+
+    def shown(quality):
+        merge = last.merge.model_copy(update={"quality": quality})
+        rounds = [*run.rounds[:-1], last.model_copy(update={"merge": merge})]
+        return render([replace(run, rounds=rounds)])
+
+    text = shown(quality)
+    assert "networks fit" in text
+    row = "<td>0.03</td><td>0.57</td><td>0.41</td><td>1.00</td>"
+    assert f"<code>conv&lt;1&gt;</code></th>{row}" in text
+    assert "<td>–</td><td>–</td><td>0.86</td><td>0.87</td>" in text
 
 
 def test_a_run_without_noise_says_so(page, text):

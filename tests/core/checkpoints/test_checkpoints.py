@@ -9,10 +9,18 @@ from nets import LeNet5, ResidualCNN
 from safetensors.torch import save_file
 from torch import nn
 
-from hfedatm_core import AlignmentOptions, ChannelGraph, collect_grams
+from hfedatm_core import (
+    AlignmentOptions,
+    ChannelGraph,
+    Update,
+    collect_grams,
+    collect_profiles,
+    merge_apart,
+)
 from hfedatm_core.checkpoints import (
     merge_checkpoints,
     open_network,
+    read_grams,
     read_state,
     write_grams,
     write_state,
@@ -125,6 +133,33 @@ def test_networks_with_batch_norm_are_merged_with_statistics_that_fit(tmp_path):
     rows = {row.layer: row for row in layer_rows(merged)}
     assert rows["conv2"].after == pytest.approx(0, abs=1e-3)
     assert rows["conv2"].before > 0.1
+
+
+def test_profiles_belong_to_the_checkpoints_in_their_order(tmp_path):
+    paths, grams, profiles = [], [], []
+    graph = ChannelGraph.trace(net(0), EXAMPLE)
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        batch, labels = torch.randn(16, 3, 16, 16), torch.arange(16) % 10
+        paths.append(tmp_path / f"{seed}.pt")
+        grams.append(tmp_path / f"{seed}.grams")
+        write_state(paths[-1], net(seed).state_dict())
+        write_grams(grams[-1], collect_grams(net(seed), [(batch, None)], full=True), paths[-1])
+        profiles.append(collect_profiles(net(seed), graph, [(batch, labels)], classes=10))
+    merged = merge_checkpoints(paths, net(9), EXAMPLE, grams=grams, profiles=profiles)
+    expected = merge_apart(
+        [
+            Update(read_state(path), read_grams(file)[0], profiles=found)
+            for path, file, found in zip(paths, grams, profiles, strict=True)
+        ],
+        graph,
+    )
+    for name, value in merged.state.items():
+        torch.testing.assert_close(value, expected.state[name])
+    with pytest.raises(ValueError, match="there are 1"):
+        merge_checkpoints(paths, net(9), EXAMPLE, grams=grams, profiles=profiles[:1])
+    with pytest.raises(ValueError, match="profiles need Grams"):
+        merge_checkpoints(paths, net(9), EXAMPLE, profiles=profiles)
 
 
 def test_grams_of_another_checkpoint_are_refused(tmp_path):
