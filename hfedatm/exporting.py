@@ -13,12 +13,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from torch import nn
 
-from hfedatm.base.building import build_method, build_model, build_rule, load_data
+from hfedatm.base.building import build_method, build_rule, load_data, whole_model
 from hfedatm.base.errors import UserError
 from hfedatm.base.privacy_settings import statement
 from hfedatm.base.resolving import validate
 from hfedatm.base.results import load_weights, read_tensors
 from hfedatm.base.settings import Settings, SettingsError
+from hfedatm.base.trained_part import ActivationSpec
 from hfedatm.base.trust import authorship
 from hfedatm.runs import Run, measure_of
 from hfedatm_core.data import DataSpec
@@ -52,7 +53,8 @@ def export_run(
     settings = _settings(run)
     authorship.require_own(run.config, settings, allow, "--allow {name}")
     spec = load_data(settings).spec
-    model = build_model(settings, spec, build_method(settings))
+    model = whole_model(settings, spec, build_method(settings))
+    spec = spec.before if isinstance(spec, ActivationSpec) else spec
     load_weights(model, read_tensors(weights)[0], weights)
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "model.safetensors", folder / "README.md", folder / "settings.json"]

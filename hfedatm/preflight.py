@@ -19,6 +19,7 @@ from hfedatm.base.building import (
     build_model,
     build_rule,
     example_grams,
+    frozen_part,
     load_data,
     pick_device,
     trace_channels,
@@ -46,7 +47,7 @@ def examine(settings: Settings) -> dict[str, Any]:
     """
     foreseen = refuse_mistakes(settings)
     data = load_data(settings)
-    rule = build_rule(settings)
+    rule, part = build_rule(settings), frozen_part(settings, data.spec)
     model = build_model(settings, data.spec, build_method(settings))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -58,6 +59,7 @@ def examine(settings: Settings) -> dict[str, Any]:
             "name": settings.model,
             "parameters": sum(p.numel() for p in model.parameters()),
             "bytes": _state_bytes(model),
+            "frozen": part.describe(model) if part else "",
             "layers": layers(model, graph, grams, rule, settings),
         },
         "grams": {

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 from torch import nn
 
 from hfedatm.base.batches import Batches
-from hfedatm.base.building import pick_device, target_domain
+from hfedatm.base.building import frozen_part, pick_device, target_domain
 from hfedatm.base.errors import UserError
 from hfedatm.base.evaluation import evaluate
 from hfedatm.base.metric_sums import values
@@ -40,6 +40,8 @@ class AfterRound:
         self._folder, self._strategy, self._model = folder, strategy, model
         self._spec, self._target = data.spec, target_domain(settings, data)
         self._device = pick_device(settings)
+        part = frozen_part(settings, data.spec)
+        self._frozen = part.state if part else {}
         self._unseen = Batches(data.domains[self._target], data.spec, 256, self._device)
         self._trackers = open_trackers(settings, folder.path, strategy.done)
         self._started = time.perf_counter()
@@ -56,7 +58,8 @@ class AfterRound:
         record = record.but(unseen=unseen, seconds=now - self._started)
         self._started = now
         remembered = self._strategy.memory.remember(record.round)
-        self._folder.save_round(record, record_to_state(arrays), remembered)
+        whole = {**self._frozen, **record_to_state(arrays)}
+        self._folder.save_round(record, whole, remembered)
         self._trackers.log(record)
         log.info(round_line(record, settings))
         for what, some in (("left out", record.failures), ("cut back", record.cuts)):

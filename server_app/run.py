@@ -19,6 +19,7 @@ from hfedatm.base.building import (
     build_model,
     build_rule,
     example_grams,
+    frozen_part,
     load_data,
     measures_all,
     target_domain,
@@ -45,8 +46,10 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
     method = build_method(settings, data.spec)
     model = build_model(settings, data.spec, method)
     done, state, remembered = folder.restore()
+    part = frozen_part(settings, data.spec)
     if done:
-        load_weights(model, state, folder.path / "last.safetensors")
+        last = folder.path / "last.safetensors"
+        load_weights(model, part.without(state, last) if part else state, last)
     strategy = make_strategy(folder, data.spec, method, model, done)
     strategy.memory.restore(remembered)
     if scores := [record.source for record in folder.rounds() if record.source]:
@@ -54,6 +57,8 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
     after_round = AfterRound(folder, strategy, model, data)
     target = target_domain(settings, data)
     log.info(header(settings, target, data, folder.path, done, bool(strategy.layers)))
+    if part:
+        log.info("  %s", part.describe(model))
     with _quiet_flower():
         strategy.start(
             stations,

@@ -27,6 +27,7 @@ from hfedatm.base.rule_keys import find_rule, given_to_rule
 from hfedatm.base.seeding import derive, seed_torch
 from hfedatm.base.settings import Settings
 from hfedatm.base.text import names_in
+from hfedatm.base.trained_part import ActivationSpec, FrozenPart, activations, join
 from hfedatm.base.trust.policy import Policy
 from hfedatm.contracts import Method, Rule
 from hfedatm_core import ChannelGraph, Gram, collect_grams, forward
@@ -52,11 +53,15 @@ class BadData(UserError):
 def load_data(settings: Settings, data_dir: str | None = None) -> DomainData:
     """Load the data set; a process that serves many clients loads it once.
 
+    If only a part of the model is trained, these are the activations before that part.
     ``data_dir`` is the folder to read, whatever the settings say; an empty string means no folder.
     """
     folder = Policy.current().data.folder or settings.data_dir if data_dir is None else data_dir
     find_task(settings.task)  # ask the policy, even if the data are loaded
-    return _load(settings.dataset, settings.dataset_params, folder, settings.task)
+    data = _load(settings.dataset, settings.dataset_params, folder, settings.task)
+    if not settings.train_only:
+        return data
+    return activations(data, _frozen_part(settings, data.spec), pick_device(settings))
 
 
 @lru_cache(maxsize=2)
@@ -153,22 +158,55 @@ def build_model(
 
     With a ``station`` the initial weights are that station's own.
     """
-    build = _builder(settings.model, settings.model_params)
     with torch.random.fork_rng(devices=[]):
         own = () if station is None else ("station", station)
         seed_torch(derive(settings.seed, "model", *own))
-        with calling("model", settings.model):
-            model: Any = build(spec)
-        if not isinstance(model, nn.Module):
-            raise UserError(
-                f"model: {settings.model!r} returned {type(model).__name__}, not a Module"
-            )
+        part = frozen_part(settings, spec)
+        if part is None:
+            model = _network(settings, spec)
+        else:  # the frozen part need not be built again for every task
+            model = part.end(None if station is None else _network(settings, part.before))
         if settings.fix_model:
             from hfedatm_core.privacy.dpsgd import fix_model  # late: Opacus is slow to import
 
             model = fix_model(model)
         with calling("client-method", settings.client_method):
             return method.adapt(model)
+
+
+def whole_model(settings: Settings, spec: DataSpec, method: Method) -> nn.Module:
+    """Make the network with its frozen part, as checkpoints hold it."""
+    model = build_model(settings, spec, method)
+    part = frozen_part(settings, spec)
+    return model if part is None else join(_initial(settings, part.before), model, part)
+
+
+def frozen_part(settings: Settings, spec: DataSpec) -> FrozenPart | None:
+    """Return the part of the network that is not trained; None if all of it is."""
+    if not isinstance(spec, ActivationSpec):
+        return None
+    return _frozen_part(settings, spec.before)
+
+
+@lru_cache(maxsize=4)
+def _frozen_part(settings: Settings, spec: DataSpec) -> FrozenPart:
+    return FrozenPart(_initial(settings, spec), settings.train_only, spec)
+
+
+def _initial(settings: Settings, spec: DataSpec) -> nn.Module:
+    """Return the whole network with the run's initial weights."""
+    with torch.random.fork_rng(devices=[]):
+        seed_torch(derive(settings.seed, "model"))
+        return _network(settings, spec)
+
+
+def _network(settings: Settings, spec: DataSpec) -> nn.Module:
+    build = _builder(settings.model, settings.model_params)
+    with calling("model", settings.model):
+        model: Any = build(spec)
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model: {settings.model!r} returned {type(model).__name__}, not a Module")
+    return model
 
 
 @cache

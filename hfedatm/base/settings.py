@@ -74,6 +74,9 @@ class Settings(Checked):
         "lenet5", description="built-in name, entry point, or 'package.module:function'"
     )
     model_params: str = Field("", description="'key=value,...' for the model's build function")
+    train_only: str = Field(
+        "", description="layers to train and send, the end of the model: 'fc2,fc3' or 'last 2'"
+    )
     client_method: str = Field(
         "fedavg", description="built-in name, entry point, or 'package.module:Class'"
     )
@@ -227,9 +230,7 @@ class Settings(Checked):
         0.25, ge=0, le=1, description="drop of source accuracy that undoes a round; 0 is off"
     )
     max_reply_mb: float = Field(
-        0.0,
-        ge=0,
-        description="larger replies are dropped; 0 derives the limit from the model",
+        0.0, ge=0, description="larger replies are dropped; 0 derives the limit from the model"
     )
 
     # --- results

@@ -26,3 +26,8 @@ def check_together(s: Settings) -> None:
             f"augment: got {s.augment!r}; DP-SGD protects single examples, and a change to a batch "
             "may mix them: leave augment empty"
         )
+    if s.augment and s.train_only:
+        raise ValueError(
+            f"augment: got {s.augment!r}; with train-only the activations of the frozen part are "
+            "computed once, so batches cannot change: leave augment or train-only empty"
+        )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from hfedatm.base.settings import Settings
+    from hfedatm.base.trained_part import FrozenPart
     from hfedatm_core.privacy.audit import AuditResult
 
 MAX_ROWS = 256
@@ -77,7 +78,7 @@ def attack(
 
     from client_app.data import client_data
     from hfedatm.base.batches import Batches
-    from hfedatm.base.building import build_method, build_model
+    from hfedatm.base.building import build_method, build_model, frozen_part
     from hfedatm_core import FactorGram, collect_grams
     from hfedatm_core.privacy.audit import audit as reconstruct
 
@@ -87,7 +88,7 @@ def attack(
     model = build_model(settings, own.spec, build_method(settings))
     cpu = torch.device("cpu")
     if weights:
-        _load(model, weights)
+        _load(model, weights, frozen_part(settings, own.spec))
     else:
         _train(model, Batches(own.train, own.spec, settings.batch_size, cpu, 0), settings)
     batch = next(iter(Batches(own.train.subset(torch.arange(rows)), own.spec, rows, cpu)))
@@ -183,12 +184,13 @@ def _train(model: nn.Module, batches: Any, settings: Settings) -> None:
     train_locally(model, FedAvg(), batches, settings, settings.lr)
 
 
-def _load(model: nn.Module, path: Path) -> None:
+def _load(model: nn.Module, path: Path, part: FrozenPart | None) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        model.load_state_dict(load_file(path))
+        state = load_file(path)
+        model.load_state_dict(part.without(state, path) if part else state)
     except (OSError, SafetensorError, RuntimeError) as error:
         raise UserError(f"--weights: {path} does not fit this model: {error}") from error
 

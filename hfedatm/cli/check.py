@@ -63,6 +63,8 @@ def _show(found: dict[str, Any]) -> None:
     facts.add_row(
         "model", f"{model['name']}: {model['parameters']:,} parameters, {size(model['bytes'])}"
     )
+    if model["frozen"]:
+        facts.add_row("", model["frozen"])
     facts.add_row(
         "bytes up per round",
         f"clients {size(sent['clients'])} (Grams: {size(sent['of_which_grams'])}), "

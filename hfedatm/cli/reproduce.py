@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -38,6 +39,9 @@ def reproduce(
     row: Annotated[
         list[str] | None, typer.Option(help="Only this row; may be given several times.")
     ] = None,
+    name: Annotated[
+        str, typer.Option(help="Name of the files; default: the table's and the data set's.")
+    ] = "",
     output: Annotated[Path, typer.Option(help="Folder of the tables.")] = Path("reproduced"),
     runs: Annotated[
         Path | None,
@@ -79,17 +83,20 @@ def reproduce(
         [name.strip() for name in targets.split(",") if name.strip()] or None,
         row,
     )
-    store = Store.of(f"{table}-{dataset}", output, runs)
+    name = name or f"{table}-{dataset}"
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise UserError(f"--name: got {name!r}; write letters, digits, '.', '-' and '_'")
+    store = Store.of(name, output, runs)
     failed = {}
     if not only_print:
         failed = run_cells(made.cells(), store, jobs, Console()).failed
     found = panels(made, store, paper_values(paper, made, dataset))
     text = markdown(made, found, _command(), tables.conditions(made))
-    stem = output / f"{table}-{dataset}"
+    stem = output / name
     output.mkdir(parents=True, exist_ok=True)
-    stem.with_suffix(".md").write_text(text, encoding="utf-8")
-    stem.with_suffix(".tex").write_text(latex(made, found), encoding="utf-8")
-    picture(made, found[0], stem.with_suffix(".png"))
+    Path(f"{stem}.md").write_text(text, encoding="utf-8")
+    Path(f"{stem}.tex").write_text(latex(made, found), encoding="utf-8")
+    picture(made, found[0], Path(f"{stem}.png"))
     typer.echo(text)
     typer.echo(f"Tables: {stem}.md, .tex, .png")
     if failed:

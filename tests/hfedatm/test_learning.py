@@ -265,3 +265,8 @@ def test_a_wrong_augmentation_is_refused_before_round_1(tmp_path, augment, says)
 def test_dp_sgd_refuses_augmentation():
     with pytest.raises(UserError, match="augment: got 'flip'; DP-SGD"):
         small_settings(augment="flip", dp_sgd=True, **{"privacy.epsilon": 8.0})
+
+
+def test_frozen_activations_refuse_augmentation():
+    with pytest.raises(UserError, match="augment: got 'flip'; with train-only"):
+        small_settings(augment="flip", train_only="6")

@@ -333,6 +333,18 @@ def test_command_prints_and_writes_what_the_finished_cells_give(table, tmp_path)
         assert Path(tmp_path / f"ablation-digits{suffix}").is_file()
 
 
+def test_a_table_may_have_a_name_of_its_own(table, tmp_path):
+    words = ["reproduce", "ablation", "--print", *(f"{k}={v}" for k, v in TINY.items())]
+    words += ["train-only=fc3", "--output", str(tmp_path / "named"), "--name"]
+    result = CliRunner().invoke(typer_app, [*words, "v1.5-part"])
+    assert result.exit_code == 0, result.output
+    found = {path.name for path in (tmp_path / "named").iterdir()}
+    assert found == {"v1.5-part.md", "v1.5-part.tex", "v1.5-part.png"}
+    assert "lenet5 (trained: fc3; the rest is frozen)" in result.output
+    refused = CliRunner().invoke(typer_app, [*words, "../other"])
+    assert isinstance(refused.exception, UserError) and "--name" in str(refused.exception)
+
+
 def test_data_that_is_not_there_is_said_once_before_any_run(tmp_path, capsys):
     cells = tables.make("ablation", "pacs", {"data-dir": str(tmp_path)}, [0, 1], None, None).cells()
     with pytest.raises(UserError, match="^dataset: PACS") as caught:
