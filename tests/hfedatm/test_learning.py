@@ -160,7 +160,7 @@ def test_scores_that_are_no_shares_are_refused(tmp_path):
 
 
 def test_a_model_with_outputs_of_another_shape_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"needed is a Tensor of shape \(2, 2, 8, 8\)"):
+    with pytest.raises(UserError, match=r"it must return a Tensor of shape \(2, 2, 8, 8\)"):
         run(tmp_path, "test_learning:Pixels", model="helpers:tiny_net", metrics="")
 
 

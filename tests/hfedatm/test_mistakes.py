@@ -48,6 +48,7 @@ FREE_TEXT = {
     "resume": ["/nowhere/at/all"],
     "output": ["/dev/null/results"],
     "data-dir": ["/nowhere/at/all"],
+    "train-only": ["nonsense", "last 99", ","],
     "augment": ["nonsense", "no_such_lab:thing", "helpers:nothing", ":"],
     "metrics": ["nonsense", "no_such_lab:thing", "helpers:nothing", ":"],
 }
