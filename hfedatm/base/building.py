@@ -33,7 +33,7 @@ from hfedatm.contracts import Method, Rule
 from hfedatm_core import ChannelGraph, Gram, collect_grams, forward
 from hfedatm_core.data import DataSpec, DomainData, Inputs
 from hfedatm_core.data.adapting import NotADomain, as_domains
-from hfedatm_core.data.checking import BadDomain, check_domains
+from hfedatm_core.data_checks import BadDomain, check_domains
 from hfedatm_core.discovery import check_options
 from hfedatm_core.metrics import Metric
 from hfedatm_core.robust.rules.base import RobustRule

@@ -24,6 +24,8 @@ BUILT_IN = {
     "server-rule": ("server_app.rules", "class "),
     "robust-clients": ("hfedatm_core.robust.rules", "class "),
     "robust-stations": ("hfedatm_core.robust.rules", "class "),
+    "task": ("hfedatm_core.tasks", "class "),
+    "augment": ("hfedatm_core.augmentations", "def augment("),
     "metrics": ("hfedatm_core.metrics", "class "),
     "track": ("server_app.tracking", "class "),
 }

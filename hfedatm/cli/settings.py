@@ -12,7 +12,6 @@ from rich.table import Column, Table
 from hfedatm.base.errors import UserError
 from hfedatm.cli.arguments import AsJson
 from hfedatm.cli.completion import names_for
-from hfedatm_core.discovery import suggest
 
 Words = Annotated[
     list[str] | None,
@@ -39,6 +38,8 @@ def settings(words: Words = None, rule: OwnRule = None, as_json: AsJson = False)
     """
     rows = explained(words or [], rule)
     if not rows and not as_json:
+        from hfedatm_core.discovery import suggest  # late: the core imports torch
+
         close = suggest(" ".join(words or []), [row["key"] for row in explained([], rule)])
         raise UserError(
             f"no setting has {' and '.join(map(repr, words or []))} in its name or meaning.{close} "

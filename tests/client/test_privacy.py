@@ -85,7 +85,7 @@ def test_settings_that_protect_less_than_they_say_are_refused(given, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({**EXAMPLE, "server-rule": "avg"}, "uses none"),
+        ({**EXAMPLE, "server-rule": "avg"}, "uses no Grams"),
         ({**EXAMPLE, "gram-max-dim": 20}, "layer '4' has 36 inputs"),
         ({"secure-aggregation": True, "gram-max-dim": 20}, "no secure sums"),
         ({"dp-sgd": True, "privacy.sigma": 1, "client-method": "fedprox"}, "'fedprox'"),

@@ -10,7 +10,7 @@ from hfedatm.base.building import BadData, load_data
 from hfedatm.base.resolving import resolve
 from hfedatm_core.data import DataSpec, Domain, DomainData
 from hfedatm_core.data.adapting import NotADomain, as_domains, domain_of
-from hfedatm_core.data.checking import check_domains
+from hfedatm_core.data_checks import check_domains
 from hfedatm_core.tasks.regression import Regression
 
 IMAGE = DataSpec("image", 3, (3, 4, 6))

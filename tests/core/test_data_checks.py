@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hfedatm_core.data import DataSpec, Domain, DomainData
-from hfedatm_core.data.checking import BadDomain, check_domains
+from hfedatm_core.data_checks import BadDomain, check_domains
 
 IMAGE = DataSpec("image", 3, (1, 4, 4))
 TEXT = DataSpec("text", 2, (6,), vocab_size=10)
@@ -82,7 +82,7 @@ def test_what_others_are_told_names_neither_the_domain_nor_what_it_holds():
 
 
 def test_a_nan_is_found_wherever_it_is(monkeypatch):
-    monkeypatch.setattr("hfedatm_core.data.checking._CHUNK", 32)  # two examples
+    monkeypatch.setattr("hfedatm_core.data_checks._CHUNK", 32)  # two examples
     for example in range(6):
         assert f"example {example}" in str(refused(domain(nan_in(example))))
 
