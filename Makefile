@@ -31,7 +31,8 @@ test: install      ## the ordinary tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not e2e and not docker"
 
 test-marked: install  ## long training and real processes; a busy machine may miss a deadline once
-	$(BIN)/python -m pytest --reruns 1 -m "(slow or e2e) and not docker"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --reruns 1 -m "slow and not e2e and not docker"
+	$(BIN)/python -m pytest --reruns 1 -m "e2e and not docker"
 
 test-docker: install  ## containers; needs a Docker engine
 	$(BIN)/python -m pytest -m docker tests/e2e
