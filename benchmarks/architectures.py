@@ -39,13 +39,21 @@ TEXT = {
 TEXT_MODELS = "Bert Roberta Deberta DebertaV2 DistilBert MPNet Albert Electra".split()
 HEAD = """# Which networks align
 
-`python benchmarks/architectures.py` traces each network with random weights, puts all free channels
-into a random order and compares the outputs with those before, in float64, in evaluation and in
-training mode (dropout and stochastic depth off). *Aligned* is the share of the parameters of
-convolutions whose filters are in a channel group; a convolution that writes the network's output,
-whose order is that of the classes, is not counted. The change is relative to the largest output.
-Hugging Face's networks are small ones of their configuration; attention heads, units within heads
-and units of the MLP are groups of `ot-scope=all`.
+`python benchmarks/architectures.py` traces each network with random weights and puts all free
+channels into a random order. It compares the outputs before and after, in float64, in evaluation
+and in training mode (without dropout and stochastic depth). If a reordering is exact, the outputs
+change by rounding only.
+
+- *Aligned* is the share of the convolutions' parameters whose filters are in a channel group. A
+  convolution that writes the network's output is not counted, because the order of its channels
+  is the order of the classes. A dash means that the network has no convolution.
+- *Groups* counts the channel groups, which can be reordered. Attention heads, units within heads
+  and units of the MLP are groups of `ot-scope=all` only.
+- *Change* is the largest difference of an output, relative to the largest output.
+- *Frozen* names the first layer whose channels keep their order, and says why.
+
+The networks of Hugging Face are small here. The script knows further networks, which have not been
+measured for this page.
 
 | network | aligned | groups | change, evaluation | change, training | frozen |
 |---|---:|---:|---:|---:|---|
