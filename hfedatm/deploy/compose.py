@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hfedatm.base.errors import UserError
 from hfedatm.base.trust import writing
-from hfedatm.deploy import certificates
+from hfedatm.deploy import certificates, size
 
 FILES = ("docker-compose.yml", "docker-compose.insecure.yml", "docker-compose.gpu.yml")
 CONTAINER_USER = 1000
@@ -87,6 +87,7 @@ def write_secrets(folder: Path, deployment: Deployment) -> None:
     certificates.make_authority(folder)
     for link in deployment.links:
         certificates.make_task_key(folder / link)
+    size.note(folder / "server", deployment.stations, deployment.clients)
     for link, nodes in deployment.links.items():
         hosts = [link, f"{link}-gateway", "localhost", "127.0.0.1"]
         if link == "server" and deployment.host:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,19 @@ from typing import Any
 from hfedatm.base.errors import UserError
 from hfedatm_files import write_text
 
-VARIABLE = "HFEDATM_SIZE"
-"""Environment variable of a server's container: ``2x3`` is two stations of three clients."""
+MOUNTED = Path("/secrets")
+"""Folder in a server's container that `hfedatm scaffold` writes the size into.
+
+An environment variable would restart the server, and everything that depends on it, whenever a
+station is added.
+"""
+_FILE = "size.json"
 _KEYS = ("stations", "clients-per-station")
 
 
-def note(operator: Path, stations: int, clients: int) -> None:
-    """Write the size of a deployment into its operator's folder."""
-    write_text(operator / "size.json", json.dumps([stations, clients]) + "\n")
+def note(folder: Path, stations: int, clients: int) -> None:
+    """Write the size of a deployment into its operator's folder, or into the server's secrets."""
+    write_text(folder / _FILE, json.dumps([stations, clients]) + "\n")
 
 
 def sized(given: Mapping[str, Any], operator: Path) -> dict[str, Any]:
@@ -52,9 +55,8 @@ def sized(given: Mapping[str, Any], operator: Path) -> dict[str, Any]:
 
 
 def _read(operator: Path) -> tuple[int, int] | None:
-    file = operator / "size.json"
-    if file.is_file():
-        stations, clients = json.loads(file.read_text(encoding="utf-8"))
-        return int(stations), int(clients)
-    said = re.fullmatch(r"(\d+)x(\d+)", os.environ.get(VARIABLE, ""))
-    return (int(said[1]), int(said[2])) if said else None
+    for file in (operator / _FILE, MOUNTED / _FILE):
+        if file.is_file():
+            stations, clients = json.loads(file.read_text(encoding="utf-8"))
+            return int(stations), int(clients)
+    return None

@@ -161,6 +161,11 @@ def test_a_run_to_the_end_with_a_station_cut_off_for_a_round(stack, tmp_path):
 
 def test_a_station_is_added_and_the_model_equals_the_in_process_run(stack, tmp_path):
     """The running server learns the new station's key; nothing else is touched."""
+    # The node that was cut off may still be on its way back, and compose does not wait for it.
+    _wait_until(
+        lambda: not {"unhealthy", "starting"} & set(re.findall(r"\w+", stack.compose("ps"))),
+        "all containers to be healthy",
+    )
     before = set(stack.compose("ps", "--quiet").split())
     stack.scaffold("--stations", "3")
     stack.compose("up", "--wait")

@@ -1,9 +1,10 @@
 """How many stations and clients a deployment has is said once, when it is brought up."""
 
 import pytest
+import yaml
 
 from hfedatm.base.errors import UserError
-from hfedatm.deploy import local, size
+from hfedatm.deploy import compose, local, size
 
 
 @pytest.fixture
@@ -28,9 +29,20 @@ def test_a_resumed_run_keeps_its_own(operator):
     assert size.sized({"resume": "results/x"}, operator) == {"resume": "results/x"}
 
 
-def test_a_container_is_told_by_its_environment(tmp_path, monkeypatch):
-    monkeypatch.setenv(size.VARIABLE, "3x5")
+def test_a_container_is_told_by_a_file_and_a_new_station_restarts_nothing(tmp_path, monkeypatch):
+    """Compose starts a container anew if anything about it changes."""
+    services = []
+    for stations in (2, 3):
+        made = compose.Deployment(stations, 5)
+        compose.write_secrets(tmp_path / "secrets", made)
+        compose.write_compose(tmp_path, made)
+        text = (tmp_path / "docker-compose.yml").read_text()
+        services.append(yaml.safe_load(text)["services"])
+    monkeypatch.setattr(size, "MOUNTED", tmp_path / "secrets" / "server")
     assert size.sized({}, tmp_path) == {"stations": 3, "clients-per-station": 5}
+    before, after = services
+    assert {name: after[name] for name in before} == before
+    assert len(after) - len(before) == 8  # link, gateway, node and five clients
 
 
 def test_where_nobody_says_it_the_run_must(tmp_path):
