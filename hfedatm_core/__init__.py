@@ -1,6 +1,5 @@
 """The mathematics of HFedATM: alignment by optimal transport, RegMean, averaging, partitioning."""
 
-from hfedatm_core.apart import merge_apart
 from hfedatm_core.averaging import MeanAccumulator, weighted_mean
 from hfedatm_core.channels.graph import ChannelGraph
 from hfedatm_core.checkpoints import merge_checkpoints, read_state, write_state
@@ -17,6 +16,7 @@ from hfedatm_core.merging import GroupReport, Merged, MergeReport, merge
 from hfedatm_core.profiles import Profiles, collect_profiles
 from hfedatm_core.regmean.closed_form import RegMeanAccumulator, regmean
 from hfedatm_core.regmean.layers import LayerReport
+from hfedatm_core.trained_apart import merge_apart
 from hfedatm_core.update import Update
 
 __all__ = [

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from hfedatm_core.apart import APART, merge_apart
 from hfedatm_core.channels.graph import ChannelGraph
 from hfedatm_core.checkpoints.files import fingerprint, read_grams, read_shapes
 from hfedatm_core.checkpoints.fitting import read_fitting, require_fit, shapes_of
@@ -16,6 +15,7 @@ from hfedatm_core.fot.options import AlignmentOptions
 from hfedatm_core.inputs import Inputs
 from hfedatm_core.merging import Merged, merge
 from hfedatm_core.profiles import Profiles
+from hfedatm_core.trained_apart import APART, merge_apart
 from hfedatm_core.update import Update
 
 ALL_UNITS = AlignmentOptions(scope="all")
