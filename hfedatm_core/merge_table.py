@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hfedatm_core.merging import LayerQuality, Merged
+from hfedatm_core.merge_report import LayerQuality, Merged
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,18 @@ _EPSILON = 1e-5
 _CHUNK = 2**20  # numbers that are converted to float64 at a time
 
 
-def norm_moments(model: nn.Module, batches: Iterable[Batch]) -> tuple[dict[str, Tensor], int]:
+def norm_moments(
+    model: nn.Module, batches: Iterable[Batch], *, by_batch: bool = True
+) -> tuple[dict[str, Tensor], int]:
     """Return the moments of every BatchNorm's input by its name, and the number of examples.
 
     Each entry is a float64 tensor ``[a, q]`` of shape 2 × channels. The inputs of a later BatchNorm
-    depend on the correction of all earlier ones. In this pass a BatchNorm therefore normalises by
-    the batch, as in training, which is what it will do once its statistics are right. Dropout stays
-    off, and the model does not change. A batch of one example has no variance and is skipped.
+    depend on the correction of all earlier ones. In a first pass a BatchNorm therefore normalises
+    by the batch, as in training, which is about what it will do once its statistics are right: the
+    moments of BatchNorms behind no other are exact, the others depend on the batches. Later passes
+    (``by_batch=False``) use the running statistics. Each of them makes the moments exact for those
+    BatchNorms before which all statistics are. Dropout stays off, and the model does not change.
+    Normalising by the batch, a batch of one example has no variance and is skipped.
 
     Raises
     ------
@@ -47,13 +52,13 @@ def norm_moments(model: nn.Module, batches: Iterable[Batch]) -> tuple[dict[str, 
     examples = 0
     try:
         model.eval()
-        for norm in norms.values():
+        for norm in norms.values() if by_batch else ():
             norm.train()
             norm.track_running_stats = False  # normalise by the batch and keep nothing of it
         with torch.no_grad():
             for inputs, _ in batches:
                 tensor = inputs if isinstance(inputs, Tensor) else next(iter(inputs.values()))
-                if len(tensor) > 1:
+                if len(tensor) > (1 if by_batch else 0):
                     forward(model, inputs)
                     examples += len(tensor)
     finally:

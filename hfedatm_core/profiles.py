@@ -41,6 +41,12 @@ class Profiles:
         means = {n: m[orders[n]] if n in orders else m for n, m in self.means.items()}
         return Profiles(means, self.counts)
 
+    def of_classes_with(self, least: int) -> Profiles:
+        """Return the profiles without classes of fewer than ``least`` examples."""
+        kept = self.counts >= max(least, 1)
+        means = {n: m * kept[:, None].to(m.dtype) for n, m in self.means.items()}
+        return Profiles(means, self.counts * kept)
+
     def pool(self, other: Profiles) -> Profiles:
         """Return the profiles over the examples of both, for the groups that both have."""
         counts = self.counts + other.counts

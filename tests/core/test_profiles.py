@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hfedatm_core import ChannelGraph, Profiles, Update, collect_grams, collect_profiles
-from hfedatm_core.trained_apart import merge_apart
+from hfedatm_core.apart.merging import merge_apart
 
 
 def small() -> tuple[nn.Module, ChannelGraph]:

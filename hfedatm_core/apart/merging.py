@@ -1,10 +1,10 @@
 r"""Merge networks that were trained apart, from their weights and Grams alone.
 
-1. *Fold* every BatchNorm into the layer before it (:mod:`hfedatm_core.folding`).
+1. *Fold* every BatchNorm into the layer before it (:mod:`hfedatm_core.apart.folding`).
 2. *Match* the channels of each network to the mean of the networks before it, by the outputs of
    the channels (:mod:`hfedatm_core.fot.costs.gram`), and reorder them.
 3. *RegMean* on all layers with their biases, on the augmented Grams.
-4. *Repair* the spread of the units, which merging reduces (:mod:`hfedatm_core.repairing`).
+4. *Repair* the spread of the units, which merging reduces (:mod:`hfedatm_core.apart.repairing`).
 5. *Unfold*: restore the BatchNorms, with statistics that fit the merged network.
 
 Networks that shared a start need none of these steps: see :func:`hfedatm_core.merging.merge`.
@@ -12,19 +12,20 @@ Networks that shared a start need none of these steps: see :func:`hfedatm_core.m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import get_args
 
 import torch
 from torch import Tensor
 
+from hfedatm_core.apart.folding import Moments, fold, fold_graph, unfold
+from hfedatm_core.apart.repairing import OutputSums, layer_moments, repair_layer
 from hfedatm_core.averaging import MeanAccumulator, check_finite, check_state
 from hfedatm_core.batch_norm import to_second_moments, to_variances
 from hfedatm_core.channels.graph import ChannelGraph
 from hfedatm_core.channels.groups import OUTPUT
-from hfedatm_core.folding import Moments, fold, fold_graph, unfold
-from hfedatm_core.fot.alignment import permute_grams
+from hfedatm_core.fot.alignment import GroupReport, permute_grams
 from hfedatm_core.fot.costs.base import Cost
 from hfedatm_core.fot.costs.gram import GramCost, GramSide
 from hfedatm_core.fot.costs.profile import ProfileCost
@@ -33,19 +34,12 @@ from hfedatm_core.fot.options import AlignmentOptions
 from hfedatm_core.fot.sweeping import sweep
 from hfedatm_core.grams.by_layer import distinct
 from hfedatm_core.grams.gram import Gram
+from hfedatm_core.grams.layer_moments import is_augmented, layer_matrix, output_moments
 from hfedatm_core.grams.sums import GramAccumulator
-from hfedatm_core.layer_moments import is_augmented, layer_matrix, output_moments
-from hfedatm_core.merging import (
-    Coefficients,
-    GroupReport,
-    LayerQuality,
-    Merged,
-    MergeReport,
-    named_updates,
-)
+from hfedatm_core.merge_report import LayerQuality, Merged, MergeReport
+from hfedatm_core.merging import Coefficients, named_updates
 from hfedatm_core.profiles import Profiles
 from hfedatm_core.regmean.layers import LayerMerger, check_grams
-from hfedatm_core.repairing import OutputSums, layer_moments, repair_layer
 from hfedatm_core.tensors import State
 from hfedatm_core.update import Update
 
@@ -115,6 +109,7 @@ class _Work:
         self._profiles: Profiles | None = None
         self._layers: LayerMerger | None = None
         self._sums: dict[str, OutputSums] = {}
+        self._lacked: set[str] = set()  # layers that no network so far has
         self._correlations: dict[str, list[tuple[float, float]]] = {}
         self._stations: dict[str, dict[str, GroupReport]] = {}
         self._permutations: dict[str, dict[str, Tensor]] = {}
@@ -138,10 +133,10 @@ class _Work:
         if self._layers is None:
             self._layers = LayerMerger(state)
         weight = update.num_examples * update.share
-        self._mean.add(to_second_moments(state), weight, who, checked=True)
+        self._mean.add(to_second_moments(state), weight, who, checked=True, absent=update.absent)
         self._pooled.add(grams, gamma)
-        self._layers.add(who, state, self._for_regmean(state, grams), gamma)
-        self._add_moments(state, grams, gamma)
+        self._layers.add(who, state, self._for_regmean(state, grams), gamma, update.absent)
+        self._add_moments(state, grams, gamma, update.absent)
         self._add_profiles(update.profiles, moving)
         self._stations[who] = {
             name: GroupReport(m.moved, m.cost, m.identity_cost) for name, m in matches.items()
@@ -212,13 +207,21 @@ class _Work:
                     ready[layer] = shrunk
         return ready
 
-    def _add_moments(self, state: State, grams: Mapping[str, Gram], gamma: float) -> None:
-        """Add the moments of the outputs of every layer for which all networks have a Gram."""
+    def _add_moments(
+        self, state: State, grams: Mapping[str, Gram], gamma: float, absent: Set[str]
+    ) -> None:
+        """Add the moments of the outputs of every layer of which all that have it have a Gram."""
         known = {n for n, g in grams.items() if is_augmented(g, state[f"{n}.weight"])}
+        lacking = {n.removesuffix(".weight") for n in absent if n.endswith(".weight")}
         if self._stations:
-            known &= self._sums.keys()
-        self._sums = {name: self._sums.get(name, OutputSums()) for name in grams if name in known}
+            known &= self._sums.keys() | self._lacked
+            known |= self._sums.keys() & lacking
+        self._lacked = self._lacked & lacking if self._stations else lacking
+        order = [*grams, *(name for name in self._sums if name not in grams)]
+        self._sums = {name: self._sums.get(name, OutputSums()) for name in order if name in known}
         for layer, sums in self._sums.items():
+            if layer in lacking:
+                continue
             sums.add(*output_moments(layer_matrix(state, layer), grams[layer]), gamma)
 
     def _add_profiles(self, profiles: Profiles | None, orders: Mapping[str, Tensor]) -> None:

@@ -12,8 +12,8 @@ from nets import ConcatNet, LeNet5, ResidualCNN, SeparableNet, image, output, ra
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hfedatm_core.apart.folding import Moments, fold, fold_graph, unfold
 from hfedatm_core.channels.graph import ChannelGraph
-from hfedatm_core.folding import Moments, fold, fold_graph, unfold
 
 
 class Scrambled(nn.Module):

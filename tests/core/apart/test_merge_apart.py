@@ -13,14 +13,14 @@ from nets import build, output, randomise
 from torch import Tensor, nn
 
 from hfedatm_core import ChannelGraph, Profiles, Update, collect_grams, collect_profiles
-from hfedatm_core.folding import Moments, fold, fold_graph
+from hfedatm_core.apart.folding import Moments, fold, fold_graph
+from hfedatm_core.apart.merging import APART, merge_apart
+from hfedatm_core.apart.repairing import layer_moments, repair_layer
 from hfedatm_core.fot.costs.base import Cost, dissimilarity
 from hfedatm_core.fot.costs.gram import GramCost, GramSide
 from hfedatm_core.fot.costs.profile import ProfileCost
 from hfedatm_core.fot.sweeping import sweep
 from hfedatm_core.grams.gram import Gram
-from hfedatm_core.repairing import layer_moments, repair_layer
-from hfedatm_core.trained_apart import APART, merge_apart
 
 NETS = ("lenet5", "lenet5-bn", "residual", "separable", "concat", "channels-last")
 SEEDS = st.integers(0, 2**16)

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hfedatm_core.folding import Moments
+from hfedatm_core.apart.folding import Moments
 from hfedatm_core.grams.gram import Gram
-from hfedatm_core.layer_moments import layer_matrix, output_moments
+from hfedatm_core.grams.layer_moments import layer_matrix, output_moments
 from hfedatm_core.tensors import State
 
 LEAST, MOST = 0.2, 5.0

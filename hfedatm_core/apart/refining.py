@@ -1,0 +1,211 @@
+r"""Fit the layers of a merged network to the inputs that they really get.
+
+RegMean takes the inputs of each network for those of the merged network. Channels of networks that
+were trained apart agree only in part, so the inputs of the merged network differ from the networks'
+more and more from layer to layer. The owners of the networks can measure by how much, without
+giving an example away. The owner of network :math:`e` runs the merged network and its own on its
+data and returns, with a layer's input :math:`u = [x; 1]` in the merged network and its output
+:math:`y_e` in the owner's network,
+
+.. math:: G_e = E\,u u^\top, \qquad T_e = E\,y_e u^\top, \qquad q_e = E\,y_e^2 .
+
+The layer :math:`M = [W\ b]` that reproduces the outputs of all networks best minimises
+:math:`\sum_e E \|M u - y_e\|^2`, and is found from
+
+.. math:: M' = M + (\bar T - M \bar G)(\bar G + \lambda I)^{-1},
+
+with the means :math:`\bar G, \bar T` over the networks. Then the spread of its outputs is restored,
+as after every merge. A layer can be fitted only after the layers before it, because they change its
+inputs: there is one exchange per layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hfedatm_core.apart.folding import Moments, fold, unfold
+from hfedatm_core.apart.layer_pairs import LayerPairs
+from hfedatm_core.apart.repairing import layer_moments, repair_layer
+from hfedatm_core.channels.graph import ChannelGraph
+from hfedatm_core.channels.groups import OUTPUT
+from hfedatm_core.grams.gram import Gram
+from hfedatm_core.grams.layer_moments import layer_matrix
+from hfedatm_core.grams.sums import GramAccumulator
+from hfedatm_core.inputs import Batch
+from hfedatm_core.merge_report import Merged
+from hfedatm_core.regmean.linear_solvers import solver_attempts
+from hfedatm_core.tensors import State
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the owner of one network measures, by name of the layer.
+
+    Attributes
+    ----------
+    grams
+        ``E u uᵀ`` of the merged network's inputs, with the constant input.
+    products
+        ``E y uᵀ``, as large as the layer's weight and bias.
+    squares
+        ``E y²`` per output.
+    """
+
+    grams: Mapping[str, Gram]
+    products: Mapping[str, Tensor]
+    squares: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class OwnedNetwork:
+    """One of the merged networks, and the data of its owner."""
+
+    state: State
+    batches: Sequence[Batch]
+
+
+def collect_answers(
+    merged: nn.Module,
+    own: nn.Module,
+    graph: ChannelGraph,
+    batches: Iterable[Batch],
+    layers: Collection[str] | None = None,
+) -> Answers:
+    """Compare the merged network with one of its parts, on the data of the part's owner.
+
+    Parameters
+    ----------
+    merged, own
+        The merged network and the owner's, *with its channels in the order of the merged network*
+        (``graph.permute(state, merged.permutations[name])``). Both run in evaluation mode.
+    graph
+        The channel groups and norms of the architecture.
+    batches
+        Pairs ``(inputs, targets)``; targets are not used.
+    layers
+        The layers to measure; by default all Linear layers and convolutions.
+    """
+    with LayerPairs(merged, own, graph, layers) as pairs:
+        for inputs, _ in batches:
+            pairs.add(inputs)
+        return Answers(*pairs.result())
+
+
+def fit_layers(
+    state: State, graph: ChannelGraph, answers: Iterable[Answers], *, ridge: float = 1e-3
+) -> dict[str, Tensor]:
+    """Return the merged network with the measured layers fitted to their inputs.
+
+    A layer that any owner did not measure stays as it is.
+
+    Parameters
+    ----------
+    state
+        The merged network, as the owners received it.
+    graph
+        The channel groups and norms of the architecture.
+    answers
+        What the owners measured; they count equally.
+    ridge
+        Pulls a layer to what it was, relative to the mean diagonal of its Gram.
+    """
+    grams = GramAccumulator()
+    sums: dict[str, tuple[Tensor, Tensor]] = {}
+    number = 0
+    for answer in answers:
+        found = {n: (p.double(), answer.squares[n].double()) for n, p in answer.products.items()}
+        if number:
+            both = found.keys() & sums.keys()
+            found = {n: (sums[n][0] + found[n][0], sums[n][1] + found[n][1]) for n in both}
+        grams.add(dict(answer.grams), 1.0)
+        sums, number = found, number + 1
+    if not number:
+        raise ValueError("cannot fit layers: there are no answers")
+    pooled, folded = grams.result(), fold(state, graph)
+    moments: dict[str, Moments] = {}
+    for layer in (name for name in pooled if name in sums):
+        product, square = (total / number for total in sums[layer])
+        _fit(folded, layer, pooled[layer], product, ridge)
+        if graph.frozen.get(layer) != OUTPUT:
+            mean = product[:, -1]
+            wanted = Moments(mean, (square - mean.square()).clamp(min=0.0))
+            repair_layer(folded, layer, pooled[layer], wanted)
+        moments[layer] = layer_moments(folded, layer, pooled[layer])
+    fitted = unfold(folded, graph, state, moments)
+    # Layers that nobody measured keep their norms, whose statistics unfolding would not know.
+    for norm in graph.norms:
+        if norm.layer not in moments:
+            names = [n for n in state if n.rpartition(".")[0] in (norm.name, norm.layer)]
+            fitted |= {name: state[name] for name in names}
+    return fitted
+
+
+def refine(
+    merged: Merged, model: nn.Module, parts: Mapping[str, OwnedNetwork], *, ridge: float = 1e-3
+) -> dict[str, Tensor]:
+    """Fit all layers of a merged network, one after the other from the input on.
+
+    This is for networks whose data are on this machine. If the data are in several places, the
+    owners call :func:`collect_answers`, one layer at a time, and :func:`fit_layers` takes their
+    answers.
+
+    Parameters
+    ----------
+    merged
+        The result of :func:`merge_apart`.
+    model
+        A network of the architecture; it is not modified.
+    parts
+        The merged networks with their owners' data, by the names they had in the merge.
+    ridge
+        As in :func:`fit_layers`.
+    """
+    missing = sorted(parts.keys() ^ merged.permutations.keys())
+    if missing:
+        raise ValueError(f"merged and given networks differ: {', '.join(missing)}")
+    graph, state = merged.graph, merged.state
+    whole, owns = deepcopy(model), {name: deepcopy(model) for name in parts}
+    whole.load_state_dict(state)
+    for name, part in parts.items():
+        owns[name].load_state_dict(graph.permute(part.state, merged.permutations[name]))
+    first = next(iter(parts))
+    with LayerPairs(whole, owns[first], graph, None) as pairs:
+        order = pairs.order(parts[first].batches[0][0])
+    for layer in order:
+        answers = [
+            collect_answers(whole, owns[name], graph, part.batches, [layer])
+            for name, part in parts.items()
+        ]
+        state = fit_layers(state, graph, answers, ridge=ridge)
+        whole.load_state_dict(state)
+    return dict(state)
+
+
+def _fit(state: dict[str, Tensor], layer: str, gram: Gram, wanted: Tensor, ridge: float) -> None:
+    """Correct one layer of a folded network; one without a finite solution stays as it is."""
+    matrix = layer_matrix(state, layer).double()
+    weight, bias = state[f"{layer}.weight"], state.get(f"{layer}.bias")
+    if wanted.shape != matrix.shape or gram.dim != matrix.shape[1]:
+        raise ValueError(f"the answers of layer '{layer}' do not fit its weight")
+    if bias is None:
+        gram, wanted, matrix = gram.leading(gram.dim - 1), wanted[:, :-1], matrix[:, :-1]
+    missing = wanted.clone(memory_format=torch.contiguous_format)
+    gram.add_product(missing, matrix.contiguous(), -1.0)
+    shift = ridge * float(gram.diagonal().double().mean())
+    if not (shift > 0.0 and bool(torch.isfinite(missing).all())):
+        return
+    for attempt in solver_attempts(gram, shift, torch.float64):
+        solver = attempt()
+        found = None if solver is None else solver.solve(missing, torch.zeros_like(missing))
+        if found is not None and bool(torch.isfinite(found).all()):
+            matrix = matrix + found
+            break
+    flat = matrix if bias is None else matrix[:, :-1]
+    state[f"{layer}.weight"] = flat.reshape(weight.shape).to(weight.dtype)
+    if bias is not None:
+        state[f"{layer}.bias"] = matrix[:, -1].to(bias.dtype)
