@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hfedatm.base.errors import UserError
-from hfedatm.cli.merge import Model, Shape, measured_on, mistakes, open_like
+from hfedatm.cli.networks import Model, Shape, measured_on, mistakes, open_like
 
 
 def grams(

@@ -19,28 +19,25 @@ from rich.table import Table
 
 from hfedatm.base.errors import UserError
 from hfedatm.cli.arguments import AsJson
+from hfedatm.cli.merge_unlike import check_models, merge_into, open_unlike
+from hfedatm.cli.networks import Shape, measured_on, mistakes, open_like
 
 if TYPE_CHECKING:
-    from hfedatm_core import Batch, Merged
+    from hfedatm_core import Merged
     from hfedatm_core.checkpoints import Network
-
-Model = Annotated[
-    str,
-    typer.Option(
-        help="torchvision:NAME, timm:NAME, transformers:FOLDER or package.module:function."
-    ),
-]
-Shape = Annotated[
-    str,
-    typer.Option("--input", help="Shape of one example, such as 3x32x32; default: the model's."),
-]
 
 
 def merge(
     checkpoints: Annotated[
         list[Path], typer.Argument(help="Two or more files: .safetensors, or .pt with weights.")
     ],
-    model: Model,
+    model: Annotated[
+        list[str],
+        typer.Option(
+            help="torchvision:NAME, timm:NAME, transformers:FOLDER or package.module:function; "
+            "with --target once per checkpoint, if they differ."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="File to write: .safetensors or .pt.")],
     grams: Annotated[
         list[Path] | None,
@@ -69,6 +66,19 @@ def merge(
         Literal["all", "conv"],
         typer.Option(help="Align all hidden units, or only the channels of convolutions."),
     ] = "all",
+    target: Annotated[
+        str,
+        typer.Option(
+            help="Architecture of the result, written like --model, if checkpoints differ in "
+            "width or depth."
+        ),
+    ] = "",
+    back: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the merged network in the shape of every checkpoint; with --target."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Align checkpoints and merge them into one.
@@ -82,11 +92,14 @@ def merge(
       hfedatm merge a.safetensors b.safetensors c.pt --model torchvision:resnet18 --out merged.pt
 
       hfedatm merge a.pt b.pt --model nets:build --grams a.grams --grams b.grams --out merged.pt
+
+      hfedatm merge a.pt b.pt --model nets:small --model nets:large --target nets:large --out m.pt
     """
     from hfedatm_core import AlignmentOptions
     from hfedatm_core.checkpoints import merge_checkpoints, write_state
     from hfedatm_core.merge_table import layer_rows
 
+    check_models(model, checkpoints, target, back, shared_start or reference != "first")
     if out.resolve() in {path.resolve() for path in checkpoints}:
         raise UserError(f"--out: {out} is one of the checkpoints; name another file")
     if not out.absolute().parent.is_dir():
@@ -98,20 +111,36 @@ def merge(
         )
     options: dict[str, Any] = {} if apart else {"reference": reference}
     with mistakes(), _table_alone():
-        network = open_like(model, input, checkpoints[0])
+        network = open_like(model[0], input, checkpoints[0])
+        networks = [network]
+        if target:
+            networks, network = open_unlike(model, target, input, checkpoints)
         images = measured_on("--recalibrate", recalibrate, network) if recalibrate else None
         with _progress(len(checkpoints), reference, as_json) as on_read:
-            merged = merge_checkpoints(
-                checkpoints,
-                network.model,
-                network.example,
-                grams=grams or (),
-                on_read=on_read,
-                shared_start=shared_start,
-                alignment=AlignmentOptions("exact" if apart else "sinkhorn", scope),
-                **options,
-            )
-        notes = _left_undone(merged, network, bool(grams), bool(recalibrate))
+            how = AlignmentOptions("exact" if apart else "sinkhorn", scope)
+            if target:
+                merged, others = merge_into(
+                    checkpoints,
+                    networks,
+                    network,
+                    back,
+                    grams=grams or (),
+                    on_read=on_read,
+                    alignment=how,
+                )
+            else:
+                others = []
+                merged = merge_checkpoints(
+                    checkpoints,
+                    network.model,
+                    network.example,
+                    grams=grams or (),
+                    on_read=on_read,
+                    shared_start=shared_start,
+                    alignment=how,
+                    **options,
+                )
+        notes = others + _left_undone(merged, network, bool(grams), bool(recalibrate))
         state = merged.state
         if images is not None:
             from hfedatm_core.batch_norm import measure_again
@@ -127,40 +156,6 @@ def merge(
         typer.echo(json.dumps(found, indent=2))
     else:
         _show(rows, notes, out, bool(grams))
-
-
-def open_like(model: str, shape: str, checkpoint: Path) -> Network:
-    """Build the network that is named, with the number of classes of a checkpoint."""
-    from hfedatm.base.plugins import import_object
-    from hfedatm_core.checkpoints import open_network
-    from hfedatm_core.checkpoints.files import read_shapes
-
-    known = model.partition(":")[0] in ("torchvision", "timm", "transformers")
-    source: Any = import_object("--model", model) if ":" in model and not known else model
-    try:
-        sizes = tuple(int(part) for part in shape.lower().split("x")) if shape else None
-    except ValueError:
-        raise UserError(f"--input: got {shape!r}; write it like 3x32x32") from None
-    return open_network(source, sizes, read_shapes(checkpoint))
-
-
-def measured_on(option: str, data: str, network: Network) -> list[Batch] | Any:
-    """Return the batches that an option names."""
-    from hfedatm.base.plugins import import_object
-    from hfedatm_core.checkpoints import ImageBatches, as_batches
-
-    if ":" in data and not Path(data).exists():
-        return as_batches(import_object(option, data)())
-    return ImageBatches(data, network)
-
-
-@contextmanager
-def mistakes() -> Iterator[None]:
-    """Turn the core's errors about files and models into `UserError`."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        raise UserError(str(error)) from error
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from hfedatm_core.checkpoints.files import read_grams, read_state, write_grams, 
 from hfedatm_core.checkpoints.fitting import load_checkpoint
 from hfedatm_core.checkpoints.merging import merge_checkpoints
 from hfedatm_core.checkpoints.sources import Network, open_network
+from hfedatm_core.checkpoints.unlike import merge_unlike_checkpoints
 
 __all__ = [
     "ImageBatches",
@@ -12,6 +13,7 @@ __all__ = [
     "as_batches",
     "load_checkpoint",
     "merge_checkpoints",
+    "merge_unlike_checkpoints",
     "open_network",
     "read_grams",
     "read_state",

@@ -8,14 +8,15 @@ from typing import Any
 
 from torch import nn
 
+from hfedatm_core.apart.merging import APART, merge_apart
 from hfedatm_core.channels.graph import ChannelGraph
-from hfedatm_core.checkpoints.files import fingerprint, read_grams, read_shapes
+from hfedatm_core.checkpoints.files import Shapes, fingerprint, read_grams, read_shapes
 from hfedatm_core.checkpoints.fitting import read_fitting, require_fit, shapes_of
 from hfedatm_core.fot.options import AlignmentOptions
 from hfedatm_core.inputs import Inputs
-from hfedatm_core.merging import Merged, merge
+from hfedatm_core.merge_report import Merged
+from hfedatm_core.merging import merge
 from hfedatm_core.profiles import Profiles
-from hfedatm_core.trained_apart import APART, merge_apart
 from hfedatm_core.update import Update
 
 ALL_UNITS = AlignmentOptions(scope="all")
@@ -72,8 +73,8 @@ def merge_checkpoints(
         A file does not fit: another architecture, another number of classes, missing tensors;
         Grams belong to none of the checkpoints; or there are profiles of some checkpoints only.
     """
-    if len({Path(path).expanduser().resolve() for path in paths}) < max(2, len(paths)):
-        raise ValueError("name at least two different checkpoints")
+    require_two(paths)
+    apart = bool(grams) and not shared_start
     if profiles and (not grams or shared_start or len(profiles) != len(paths)):
         raise ValueError(
             f"profiles need Grams of networks that were trained apart, and one for each of the "
@@ -82,28 +83,57 @@ def merge_checkpoints(
     wanted = shapes_of(model.state_dict())
     for path in paths:
         require_fit(path, read_shapes(path), wanted)
-    measured = _grams_by_checkpoint(paths, grams)
+    reader = CheckpointReader(paths, grams, alpha, apart, on_read)
     graph = ChannelGraph.trace(model, inputs)
-
-    apart = bool(grams) and not shared_start
-    share = 0.75 if alpha is None else alpha
     by_path = dict(zip(map(str, paths), profiles, strict=False))
-
-    def update(path: str) -> Update:
-        on_read(path)
-        own = read_grams(measured[path])[0] if path in measured else {}
-        if not apart:  # merge_apart() shrinks them itself, after matching
-            shrunk = {id(gram): gram.shrink(share) for gram in own.values()}
-            own = {name: shrunk[id(gram)] for name, gram in own.items()}
-        return Update(read_fitting(path, wanted), own, name=path, profiles=by_path.get(path))
 
     def updates() -> Iterator[Update]:
         for path in map(str, paths):
-            yield update(path)  # without a name, so that it is freed before the next is read
+            # without a name, so that it is freed before the next is read
+            yield reader.update(path, wanted, by_path.get(path))
 
     if apart:
         return merge_apart(updates, graph, alpha=alpha, alignment=alignment or APART, **options)
     return merge(updates, graph, alignment=alignment or ALL_UNITS, **options)
+
+
+def require_two(paths: Sequence[Path | str]) -> None:
+    """Refuse a single file, and one that is named twice."""
+    if len({Path(path).expanduser().resolve() for path in paths}) < max(2, len(paths)):
+        raise ValueError("name at least two different checkpoints")
+
+
+class CheckpointReader:
+    """Reads checkpoints with their Grams, one at a time.
+
+    Parameters
+    ----------
+    paths, grams, alpha, on_read
+        As in :func:`merge_checkpoints`.
+    apart
+        Whether :func:`merge_apart` gets the Grams: it shrinks them itself, after matching.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path | str],
+        grams: Sequence[Path | str],
+        alpha: float | None,
+        apart: bool,
+        on_read: Callable[[str], None],
+    ) -> None:
+        self._measured = _grams_by_checkpoint(paths, grams)
+        self._share = 1.0 if apart else 0.75 if alpha is None else alpha
+        self._on_read = on_read
+
+    def update(self, path: str, wanted: Shapes, profiles: Profiles | None = None) -> Update:
+        """Return the network in a file, whose tensors must have these shapes."""
+        self._on_read(path)
+        own = read_grams(self._measured[path])[0] if path in self._measured else {}
+        if self._share != 1.0:
+            shrunk = {id(gram): gram.shrink(self._share) for gram in own.values()}
+            own = {name: shrunk[id(gram)] for name, gram in own.items()}
+        return Update(read_fitting(path, wanted), own, name=path, profiles=profiles)
 
 
 def _grams_by_checkpoint(

@@ -33,7 +33,10 @@ class Network:
 
 
 def open_network(
-    source: str | Build, shape: tuple[int, ...] | None = None, like: Shapes | None = None
+    source: str | Build,
+    shape: tuple[int, ...] | None = None,
+    like: Shapes | None = None,
+    classes: int | None = None,
 ) -> Network:
     """Build a network without trained weights.
 
@@ -46,9 +49,11 @@ def open_network(
         Shape of one example, without the batch; needed for a function that returns a module alone.
     like
         Shapes of a checkpoint; the network gets the checkpoint's number of classes.
+    classes
+        Number of classes, if it is known.
     """
     build = _builder(source) if isinstance(source, str) else _function(source)
-    network = build(None, shape)
+    network = build(classes, shape)
     own = shapes_of(network.model.state_dict())
     counts = class_counts(named_like(like or {}, own), own)
     return network if counts is None else build(counts[0], shape)

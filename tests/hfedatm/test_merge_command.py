@@ -22,6 +22,15 @@ def build(num_classes=4):
         nn.Linear(24, 8), nn.ReLU(), nn.Linear(8, num_classes),
     )
 
+def narrow(num_classes=4):
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+        nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, num_classes),
+    )
+
+def other(num_classes=4):
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes))
+
 def with_example():
     return build(), torch.zeros(1, 3, 8, 8)
 
@@ -161,3 +170,51 @@ def test_a_mistake_is_one_message_and_nothing_is_written(
     said = capsys.readouterr().err.strip().splitlines()
     assert message in said[-1] and said[-1].startswith("hfedatm: ")
     assert not (folder / "m.pt").exists()
+
+
+# --- different widths
+
+
+def test_networks_of_different_width_merge_into_a_target(folder, monkeypatch, capsys):
+    namespace: dict = {}
+    exec(NETS, namespace)
+    torch.manual_seed(7)
+    write_state(folder / "n.pt", namespace["narrow"](5).state_dict())
+    (folder / "own").mkdir()
+    shape = ("--input", "3x8x8")
+    files = ("n.pt", "a.safetensors")
+    both = ("--model", "mergenets:narrow", "--model", "mergenets:build", *shape)
+    target = ("--target", "mergenets:build", "--out", "merged.pt", "--back", "own")
+    assert run(monkeypatch, "merge", *files, *both, *target) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "n.pt: 2 of 2 channel groups have another width." in printed
+    assert torch.load("merged.pt")["0.weight"].shape == (6, 3, 3, 3)
+    assert torch.load("own/n.pt")["5.weight"].shape == (5, 16)
+    assert load_file("own/a.safetensors")["7.weight"].shape == (5, 8)
+    for name, model in (("n.pt", "narrow"), ("a.safetensors", "build")):
+        more = ("--model", f"mergenets:{model}", *shape, "--data", "mergenets:inputs")
+        assert run(monkeypatch, "grams", name, *more) == 0
+    grams = ("--grams", "n.grams", "--grams", "a.grams")
+    assert run(monkeypatch, "merge", *files, *both, *target, *grams, "--json") == 0
+    printed = capsys.readouterr().out
+    layers = json.loads(printed[printed.index("{") :])["layers"]
+    assert {row["how"] for row in layers} == {"regmean"}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--model", "mergenets:build", "--model", "mergenets:build"), "name the result's with"),
+        (("--model", "mergenets:build", "--back", "."), "--back: needs --target"),
+        (
+            ("--model", "mergenets:build", "--target", "mergenets:other"),
+            "does not fit into the tar",
+        ),
+        (("--model", "mergenets:build", "--target", "mergenets:build", "--shared-start"), "leave"),
+    ],
+)
+def test_what_cannot_be_matched_is_refused(folder, monkeypatch, capsys, options, says):
+    out = ("--input", "3x8x8", "--out", "merged.pt")
+    assert run(monkeypatch, "merge", "a.safetensors", "b.safetensors", *options, *out) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+    assert not (folder / "merged.pt").exists()
