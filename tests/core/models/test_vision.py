@@ -158,7 +158,10 @@ def test_pretrained_true_says_what_it_wants(name):
 def test_unknown_models_options_and_kinds_are_explained():
     with pytest.raises(ValueError) as caught:
         models.build("resnet81", GRAY)
-    names = "deberta-base, efficientnet-lite0, lenet5, minilm, mlp, resnet18, roberta-base, vgg11"
+    names = (
+        "deberta-base, efficientnet-lite0, lenet5, minilm, mlp, mpnet-base, resnet18, "
+        "resnet34, roberta-base, vgg11, vgg13, vgg16"
+    )
     assert names in str(caught.value) and "Did you mean 'resnet18'?" in str(caught.value)
     with pytest.raises(ValueError, match="unknown model 'weights'"):
         models.build("weights", GRAY)
