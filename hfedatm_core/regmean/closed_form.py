@@ -34,11 +34,16 @@ RidgeScale = Literal["mean", "feature"]
 
 @dataclass(frozen=True)
 class Solution:
-    """Merged weights of the layers that share an input, and the method that found them."""
+    """Merged weights of the layers that share an input, and the method that found them.
+
+    ``total`` is the sum of Grams, if it was asked for, and ``shift`` the ridge.
+    """
 
     weights: dict[str, Tensor]
     how: Literal["regmean", "averaged"]
     reason: str = ""
+    total: Gram | None = None
+    shift: float = 0.0
 
 
 class RegMeanAccumulator:
@@ -73,15 +78,37 @@ class RegMeanAccumulator:
                     f"{gram.dim} features do not fit the reference of shape {tuple(pivot.shape)}"
                 )
         self._gram.add(gram, coefficient)
+        product = self._product_for(gram)
+        if not all(_is_same(weights[name], pivot) for name, pivot in self._pivots.items()):
+            dtype = product.dtype
+            parts = [weights[n].to(dtype) - pivot.to(dtype) for n, pivot in self._pivots.items()]
+            differences = torch.cat(parts) if len(parts) > 1 else parts[0]
+            gram.add_product(product, differences, coefficient)
+
+    def add_mean(self, products: Mapping[str, Tensor], gram: Gram, coefficient: float) -> None:
+        """Add what `mean` returned elsewhere, for the same pivots; ``coefficient`` is ``Σ γ_k``."""
+        for name, pivot in self._pivots.items():
+            if products[name].shape != pivot.shape or pivot.shape[1] != gram.dim:
+                raise ValueError(
+                    f"layer '{name}': product of shape {tuple(products[name].shape)} and Gram of "
+                    f"{gram.dim} features do not fit the reference of shape {tuple(pivot.shape)}"
+                )
+        self._gram.add(gram, coefficient)
+        total = self._product_for(gram)
+        parts = [products[name].to(total.dtype) for name in self._pivots]
+        total.add_(torch.cat(parts), alpha=coefficient)
+
+    def mean(self) -> tuple[Gram, dict[str, Tensor]]:
+        """Return ``S / Σ γ_k`` and per layer ``R / Σ γ_k``."""
+        gram = self._gram.mean()
+        return gram, self._by_layer(self._product_for(gram) / self._gram.weight)
+
+    def _product_for(self, gram: Gram) -> Tensor:
         if self._product is None:
             rows = sum(len(pivot) for pivot in self._pivots.values())
             dtype = _work_dtype(next(iter(self._pivots.values())), gram)
             self._product = torch.zeros(rows, gram.dim, dtype=dtype)
-        if not all(_is_same(weights[name], pivot) for name, pivot in self._pivots.items()):
-            dtype = self._product.dtype
-            parts = [weights[n].to(dtype) - pivot.to(dtype) for n, pivot in self._pivots.items()]
-            differences = torch.cat(parts) if len(parts) > 1 else parts[0]
-            gram.add_product(self._product, differences, coefficient)
+        return self._product
 
     def take(self, layers: Sequence[str]) -> RegMeanAccumulator:
         """Return an independent accumulator for some of the layers."""
@@ -97,7 +124,12 @@ class RegMeanAccumulator:
         return dict(zip(self._pivots, parts, strict=True))
 
     def solve(
-        self, means: Mapping[str, Tensor], ridge: float = 1e-6, ridge_scale: RidgeScale = "mean"
+        self,
+        means: Mapping[str, Tensor],
+        ridge: float = 1e-6,
+        ridge_scale: RidgeScale = "mean",
+        *,
+        keep_total: bool = False,
     ) -> Solution:
         """Return the merged weights given ``W̄`` per layer; the accumulator is emptied."""
         if not ridge >= 0.0:
@@ -114,6 +146,7 @@ class RegMeanAccumulator:
         level = float(total.diagonal().double().mean())
         if not level > 0.0:
             return _averaged(means, "the mean diagonal of the Grams is not positive")
+        kept, ridge_of = (total, ridge * level) if keep_total else (None, 0.0)
         units: Tensor | None = None
         if ridge_scale == "feature" and not isinstance(total, GroupedGram):
             # Scale every feature to energy 1, so that one ridge fits all features.
@@ -134,7 +167,8 @@ class RegMeanAccumulator:
                     break
                 solved[name] = merged
             else:
-                return Solution(solved, "regmean", "; ".join(filter(None, [*notes, solver.note])))
+                note = "; ".join(filter(None, [*notes, solver.note]))
+                return Solution(solved, "regmean", note, kept, ridge_of)
         return _averaged(means, "the sum of Grams is singular or indefinite beyond repair")
 
 

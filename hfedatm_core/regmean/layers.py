@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from hfedatm_core.averaging import MeanAccumulator
+from hfedatm_core.factor_names import second_factor
 from hfedatm_core.grams.by_layer import regroup
 from hfedatm_core.grams.gram import Gram
-from hfedatm_core.regmean.closed_form import RegMeanAccumulator, RidgeScale
+from hfedatm_core.regmean.adapters import factored, product
+from hfedatm_core.regmean.closed_form import RegMeanAccumulator, RidgeScale, Solution
 from hfedatm_core.tensors import State
 
 
@@ -70,30 +73,75 @@ class LayerMerger:
         self._averaged: dict[str, str] = {}
         self._ties: dict[str, set[str]] = {}
         self._stations: list[str] = []
+        self._unseen: set[str] = set()  # layers that no station so far has
+        self._products: dict[str, MeanAccumulator] = {}
 
-    def add(self, who: str, state: State, grams: Mapping[str, Gram], coefficient: float) -> None:
-        """Add the aligned state and Grams of one station."""
-        if not self._stations:
-            self._forms = {name: (type(gram), gram.dim) for name, gram in grams.items()}
+    def add(
+        self,
+        who: str,
+        state: State,
+        grams: Mapping[str, Gram],
+        coefficient: float,
+        absent: Set[str] = frozenset(),
+        products: State | None = None,
+        examples: float | None = None,
+    ) -> None:
+        """Add the aligned state and Grams of one station; it has no vote on ``absent`` tensors.
+
+        In place of a station, ``products`` add the sums of many (`means`). ``examples`` is the
+        station's part in the mean; it is the coefficient if not given.
+        """
+        lacking = {name.removesuffix(".weight") for name in absent if name.endswith(".weight")}
+        fresh = [name for name in grams if not self._stations or name in self._unseen]
+        self._unseen = self._unseen & lacking if self._stations else lacking
+        self._forms |= {name: (type(grams[name]), grams[name].dim) for name in fresh}
         for name in [*self._forms, *grams]:
+            if name in lacking:
+                continue
             if name not in self._averaged and (reason := self._obstacle(who, name, grams)):
                 self._averaged[name] = reason
         usable = {name: gram for name, gram in grams.items() if name not in self._averaged}
+        new = {name: usable[name] for name in fresh if name in usable}
         if not self._stations:
             self._ties = _tied(usable, state)
-            pivots = {name: _matrix(self._reference, name, gram) for name, gram in usable.items()}
-            self._groups = {tuple(usable): RegMeanAccumulator(pivots)} if usable else {}
+        if new:
+            pivots = {name: _matrix(self._reference, name, gram) for name, gram in new.items()}
+            self._groups[tuple(new)] = RegMeanAccumulator(pivots)
         self._ties = {
             name: {key for key in keys if torch.equal(state[key], state[f"{name}.weight"])}
             for name, keys in self._ties.items()
         }
-        inputs = {name: id(gram) for name, gram in usable.items()}
+        inputs = {name: id(gram) for name, gram in usable.items()} | dict.fromkeys(lacking, -1)
         groups = regroup(self._groups, inputs, lambda total, part: total.take(part))
-        self._groups = {group: total for group, total in groups.items() if group[0] in usable}
+        self._groups = {
+            group: total
+            for group, total in groups.items()
+            if group[0] in usable or group[0] in lacking
+        }
         for group, total in self._groups.items():
+            if group[0] in lacking:
+                continue
             gram = usable[group[0]]
-            total.add({name: _matrix(state, name, gram) for name in group}, gram, coefficient)
+            if products:
+                total.add_mean({name: products[name] for name in group}, gram, coefficient)
+            else:
+                total.add({name: _matrix(state, name, gram) for name in group}, gram, coefficient)
+        for name, gram in usable.items():
+            if second_factor(name, state):
+                mean = self._products.setdefault(name, MeanAccumulator())
+                part = coefficient if examples is None else examples
+                mean.add({name: _matrix(state, name, gram)}, part, who)
         self._stations.append(who)
+
+    def means(self) -> tuple[dict[str, Gram], dict[str, Tensor]]:
+        """Return per layer the mean Gram, and the mean product of Gram and move (see `add`)."""
+        grams: dict[str, Gram] = {}
+        products: dict[str, Tensor] = {}
+        for group, total in self._groups.items():
+            gram, of_group = total.mean()
+            grams |= dict.fromkeys(group, gram)
+            products |= of_group
+        return grams, products
 
     def finish(
         self, mean: dict[str, Tensor], ridge: float, ridge_scale: RidgeScale = "mean"
@@ -113,19 +161,29 @@ class LayerMerger:
                 continue
             if len(layers) < len(group):
                 total = total.take(layers)
-            means = {name: _matrix(mean, name, self._forms[name][1]) for name in layers}
-            solution = total.solve(means, ridge, ridge_scale)
+            adapters = {name for name in layers if name in self._products}
+            means = {name: self._mean(mean, name) for name in layers}
+            solution = total.solve(means, ridge, ridge_scale, keep_total=bool(adapters))
             for name in layers:
                 reports[name] = LayerReport(solution.how, solution.reason)
-                if solution.how == "regmean":
-                    _put(mean, name, solution.weights[name])
-                else:
+                if solution.how != "regmean":
                     self._averaged[name] = solution.reason
+                elif name in adapters:
+                    reports[second_factor(name, mean)] = reports[name]
+                    _put_adapter(mean, name, solution)
+                else:
+                    _put(mean, name, solution.weights[name])
         for name, reason in self._averaged.items():
             reports[name] = LayerReport("averaged", reason)
             if not self._ties.get(name):
                 warnings.warn(f"layer '{name}' is averaged: {reason}", stacklevel=3)
         return reports
+
+    def _mean(self, mean: State, name: str) -> Tensor:
+        """Return the mean of the stations' weights; of an adapter the mean of its products."""
+        if name in self._products:
+            return self._products[name].result()[name]
+        return _matrix(mean, name, self._forms[name][1])
 
     def _obstacle(self, who: str, name: str, grams: Mapping[str, Gram]) -> str:
         """Return the reason why RegMean cannot merge this layer; empty if it can."""
@@ -143,7 +201,12 @@ class LayerMerger:
 
 
 def _matrix(state: State, name: str, gram: Gram | int) -> Tensor:
-    """Return the weight as ``out × in``, with the bias as last column for an augmented Gram."""
+    """Return the weight as ``out × in``, with the bias as last column for an augmented Gram.
+
+    The weight of an adapter is the product of its factors.
+    """
+    if second := second_factor(name, state):
+        return product(state, name, second)
     dim = gram if isinstance(gram, int) else gram.dim
     weight = state[f"{name}.weight"].detach().flatten(1)
     if weight.shape[1] == dim:
@@ -157,6 +220,13 @@ def _put(state: dict[str, Tensor], name: str, matrix: Tensor) -> None:
     state[f"{name}.weight"] = matrix[:, :width].reshape(weight.shape).contiguous()
     if matrix.shape[1] > width:
         state[f"{name}.bias"] = matrix[:, width].contiguous()
+
+
+def _put_adapter(state: dict[str, Tensor], name: str, solution: Solution) -> None:
+    assert solution.total is not None  # it was asked for
+    first, second = f"{name}.weight", f"{second_factor(name, state)}.weight"
+    merged = solution.weights[name]
+    state[first], state[second] = factored(merged, solution.total, solution.shift, state[first])
 
 
 def _tied(layers: Mapping[str, Gram], state: State) -> dict[str, set[str]]:
