@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 import torch
 from torch import Tensor
@@ -22,12 +22,22 @@ class MeanAccumulator:
         self.weight = 0.0
         self.count = 0
         self._mean: dict[str, Tensor] = {}
+        self._missed: dict[str, float] = {}
         self._dtypes: dict[str, torch.dtype] = {}
 
     def add(
-        self, state: State, weight: float = 1.0, name: str | None = None, *, checked: bool = False
+        self,
+        state: State,
+        weight: float = 1.0,
+        name: str | None = None,
+        *,
+        checked: bool = False,
+        absent: Set[str] = frozenset(),
     ) -> None:
-        """Add one state; errors call it ``name``, and ``checked`` skips the checks."""
+        """Add one state; errors call it ``name``, and ``checked`` skips the checks.
+
+        The mean of a tensor in ``absent`` is that of the other states.
+        """
         who = name or f"state {self.count}"
         if not 0.0 <= weight < float("inf"):
             raise ValueError(f"{who}: the weight must be finite and ≥ 0, got {weight}")
@@ -41,8 +51,17 @@ class MeanAccumulator:
                 check_state(state, self._mean, who)
             share = weight / (self.weight + weight) if weight > 0 else 0.0
             for key, mean in self._mean.items():
+                if key in absent:
+                    continue
+                if key in self._missed:  # fewer states than all have had a vote on this tensor
+                    have = self.weight - self._missed[key]
+                    part = weight / (have + weight) if weight > 0 else 0.0
+                    mean.lerp_(_wide(state[key]).to(mean), part)
+                    continue
                 # With mean += share (value - mean) the mean of equal states is exact.
                 mean.lerp_(_wide(state[key]).to(mean), share)
+        for key in absent:
+            self._missed[key] = self._missed.get(key, 0.0) + weight
         self.weight += weight
         self.count += 1
 

@@ -1,10 +1,19 @@
-"""Merge station models: align channels (FOT), merge layers by RegMean, average other tensors."""
+"""Merge station models: align channels (FOT), merge layers by RegMean, average other tensors.
+
+Every sum is additive, so a tree of any depth gives the merge of all its stations. With one fixed
+reference ``P``, a station ``e`` contributes to
+
+    Σ n_e,   Σ n_e W̃_e,   Σ γ_e,   Σ γ_e G̃_e,   Σ γ_e (W̃_e − P) G̃_e ,
+
+and nothing else enters the merge. An inner station of a tree sends its sums upwards as means
+(:func:`hfedatm_core.tiers.combine`), and the next level multiplies them by their weights again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -12,8 +21,9 @@ from torch import Tensor
 from hfedatm_core.averaging import MeanAccumulator, check_finite
 from hfedatm_core.batch_norm import to_second_moments, to_variances
 from hfedatm_core.channels.graph import ChannelGraph
-from hfedatm_core.fot.alignment import Aligner, Alignment
+from hfedatm_core.fot.alignment import Aligner, Alignment, GroupReport
 from hfedatm_core.fot.options import DEFAULT, AlignmentOptions
+from hfedatm_core.merge_report import Merged, MergeReport
 from hfedatm_core.regmean.closed_form import RidgeScale
 from hfedatm_core.regmean.layers import LayerMerger, LayerReport, check_grams, weight_layers
 from hfedatm_core.tensors import State
@@ -23,79 +33,114 @@ Reference = Literal["first", "previous", "medoid"]
 Coefficients = Literal["clients", "examples"]
 
 
-@dataclass(frozen=True)
-class GroupReport:
-    """The alignment of one channel group of one station."""
-
-    moved: int
-    cost: float
-    identity_cost: float
+PRODUCTS = "products/"
+"""Beginning of a product's name in the state of an update that stands for several stations."""
+BELOW = "stations below"
+"""Group under which a report counts the channels that were moved further down in the tree."""
 
 
-@dataclass(frozen=True)
-class LayerQuality:
-    """The quality of one merged layer of networks that were trained apart.
+def split_products(state: State) -> tuple[State, State]:
+    """Return the weights and the products of a state."""
+    products = {n.removeprefix(PRODUCTS): v for n, v in state.items() if n.startswith(PRODUCTS)}
+    if not products:
+        return state, {}
+    return {n: v for n, v in state.items() if not n.startswith(PRODUCTS)}, products
 
-    Attributes
+
+@dataclass
+class StationSum:
+    """The sums over the stations added so far.
+
+    Parameters
     ----------
-    correlation_before, correlation_after
-        Mean correlation of the outputs of matched channels, before and after the alignment;
-        ``None`` if no channels were matched.
-    variance_before, variance_after
-        Variance of the merged layer's outputs, before and after the repair, as a share of the
-        variance of the stations' own outputs.
+    aligner
+        Aligns a station to the reference; None leaves every station as it is.
+    layers
+        Sums for RegMean; None without RegMean.
+    by_clients
+        Whether ``γ_e`` is the number of clients; otherwise it is that of examples.
+    pool_variances
+        Whether BatchNorm's variances are summed as second moments.
     """
 
-    correlation_before: float | None = None
-    correlation_after: float | None = None
-    variance_before: float = 1.0
-    variance_after: float = 1.0
-
-
-@dataclass(frozen=True)
-class MergeReport:
-    """The report of a merge, per station and channel group, and per layer.
-
-    ``unaligned`` gives, for every module whose channels could not be aligned, the reason why they
-    were merged in the order they have. For networks that were trained apart, ``quality`` describes
-    how well their layers match, and ``lone_norms`` gives, for every BatchNorm that is no part of a
-    layer, the reason: its statistics are pooled and fit no network.
-    """
-
-    reference: str = ""
-    stations: dict[str, dict[str, GroupReport]] = field(default_factory=dict)
-    layers: dict[str, LayerReport] = field(default_factory=dict)
-    unaligned: dict[str, str] = field(default_factory=dict)
-    quality: dict[str, LayerQuality] = field(default_factory=dict)
-    lone_norms: dict[str, str] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Merged:
-    """The merged state, the report, and every station's permutation per channel group.
-
-    For a rule that aligns nothing, only the state is set.
-
-    Channel ``i`` of the merged model is channel ``permutations[station][group][i]`` of the station.
-    ``average`` is the weighted mean of the aligned stations, before RegMean. ``graph`` is the given
-    channel graph, from which :func:`layer_rows` describes layers.
-    """
-
-    state: dict[str, Tensor]
-    report: MergeReport = field(default_factory=MergeReport)
+    aligner: Aligner | None
+    layers: LayerMerger | None
+    by_clients: bool = True
+    pool_variances: bool = False
+    mean: MeanAccumulator = field(default_factory=MeanAccumulator)
+    reports: dict[str, dict[str, GroupReport]] = field(default_factory=dict)
     permutations: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    average: dict[str, Tensor] = field(default_factory=dict)
-    graph: ChannelGraph = field(default_factory=ChannelGraph)
 
-    @property
-    def moved(self) -> int:
-        """Number of channels that the alignment moved, over all stations and groups."""
-        stations = self.report.stations.values()
-        return sum(group.moved for groups in stations for group in groups.values())
+    def add(self, who: str, update: Update) -> None:
+        """Add one station, or the sums of many."""
+        if who in self.reports:
+            raise ValueError(f"two updates are named '{who}'; give every station its own name")
+        weights, products = split_products(update.state)
+        aligned = align(self.aligner, update, who) if not products else unaligned(weights, update)
+        state = to_second_moments(aligned.state) if self.pool_variances else aligned.state
+        # The aligner has compared the station with the reference.
+        compared = self.aligner is not None and not products
+        self.mean.add(
+            state,
+            update.num_examples * update.share,
+            who,
+            checked=compared,
+            absent=update.absent,
+        )
+        if self.layers is not None:
+            if not compared:  # an aligner checks the Grams itself
+                check_grams(update.grams, weights, who)
+            gamma = update.num_clients if self.by_clients else update.num_examples
+            weight = gamma * update.share
+            self.layers.add(
+                who,
+                aligned.state,
+                aligned.grams,
+                weight,
+                update.absent,
+                products=products,
+                examples=update.num_examples * update.share,
+            )
+        self.reports[who] = group_reports(aligned)
+        if update.moved:
+            self.reports[who][BELOW] = GroupReport(update.moved, 0.0, 0.0)
+        self.permutations[who] = aligned.permutations
+
+
+def align(aligner: Aligner | None, update: Update, who: str) -> Alignment:
+    """Return the update in the reference's channel order, or unchanged without an aligner."""
+    if aligner is None:
+        return unaligned(update.state, update)
+    try:
+        aligned = aligner(update.state, update.grams)
+    except ValueError as error:
+        raise ValueError(f"{who}: {error}") from error
+    if update.reach is None or not any(aligned.moved.values()):
+        return aligned
+    moved = {n: v for n, v in aligned.state.items() if v is not update.state[n]}
+    return aligned if update.reach.holds(moved) else _in_place(aligned, update)
+
+
+def unaligned(weights: State, update: Update) -> Alignment:
+    """Return the update as it is."""
+    return Alignment(dict(weights), dict(update.grams), {}, {}, {}, {})
+
+
+def _in_place(aligned: Alignment, update: Update) -> Alignment:
+    """Return the alignment with the identity in place of every permutation."""
+    same = {group: torch.arange(len(index)) for group, index in aligned.permutations.items()}
+    unmoved, cost = dict.fromkeys(aligned.moved, 0), aligned.identity_cost
+    return Alignment(dict(update.state), dict(update.grams), same, unmoved, cost, cost)
+
+
+def group_reports(alignment: Alignment) -> dict[str, GroupReport]:
+    """Return the report of every channel group of one station."""
+    return {
+        group: GroupReport(
+            int(moved), float(alignment.cost[group]), float(alignment.identity_cost[group])
+        )
+        for group, moved in alignment.moved.items()
+    }
 
 
 def merge(
@@ -156,70 +201,43 @@ def merge(
             return None
         return Aligner(target, graph, alignment)
 
-    aligner: Aligner | None = None
-    layers: LayerMerger | None = None
+    total: StationSum | None = None
     target: State | None = previous if reference == "previous" else None
     target_name: str = reference
     if reference == "medoid" and fot:
         target_name, target = _medoid(updates, aligner_to)
-    mean = MeanAccumulator()
-    stations: dict[str, dict[str, GroupReport]] = {}
-    permutations: dict[str, dict[str, Tensor]] = {}
     for who, update in named_updates(updates):
-        if who in stations:
-            raise ValueError(f"two updates are named '{who}'; give every station its own name")
-        if not stations:
-            if target is None or not fot:  # without FOT any reference will do
+        if total is None:
+            _, products = split_products(update.state)
+            if products and target is None:
+                raise ValueError(
+                    f"{who} stands for several stations: pass reference='previous' and the model "
+                    "to which they were aligned"
+                )
+            if target is None or not (fot or products):  # without FOT any reference will do
                 check_finite(update.state, who)
                 target_name, target = who, update.state
-            aligner = aligner_to(target)
-            layers = LayerMerger(target) if regmean else None
-        aligned = _align(aligner, update, who)
-        state = to_second_moments(aligned.state) if pool_variances else aligned.state
-        # The aligner has compared the station with the reference.
-        mean.add(state, update.num_examples * update.share, who, checked=aligner is not None)
-        if layers is not None:
-            if aligner is None:  # an aligner checks the Grams itself
-                check_grams(update.grams, update.state, who)
-            gamma = update.num_clients if coefficients == "clients" else update.num_examples
-            layers.add(who, aligned.state, aligned.grams, gamma * update.share)
-        stations[who] = _group_reports(aligned)
-        permutations[who] = aligned.permutations
-        del update, aligned, state  # frees them before the next is read
-    if not stations:
+            total = StationSum(
+                aligner_to(target),
+                LayerMerger(target) if regmean else None,
+                coefficients == "clients",
+                pool_variances,
+            )
+        total.add(who, update)
+        del update  # frees it before the next is read
+    if total is None:
         raise ValueError("cannot merge: the list of updates is empty")
-    merged = mean.result()
+    merged = total.mean.result()
     if pool_variances:
         merged = to_variances(merged)
     average = dict(merged)
-    if layers is None:
+    if total.layers is None:
         report = dict.fromkeys(weight_layers(merged), LayerReport("averaged", "RegMean is off"))
     else:
-        report = layers.finish(merged, ridge, ridge_scale)
+        report = total.layers.finish(merged, ridge, ridge_scale)
     unaligned = graph.unaligned if fot and graph is not None else {}
-    done = MergeReport(target_name, stations, report, unaligned)
-    return Merged(merged, done, permutations, average, graph or ChannelGraph())
-
-
-def _align(aligner: Aligner | None, update: Update, who: str) -> Alignment:
-    """Return the update in the reference's channel order, or unchanged without an aligner."""
-    if aligner is None:
-        return Alignment(dict(update.state), dict(update.grams), {}, {}, {}, {})
-    try:
-        aligned = aligner(update.state, update.grams)
-    except ValueError as error:
-        raise ValueError(f"{who}: {error}") from error
-    if update.reach is None or not any(aligned.moved.values()):
-        return aligned
-    moved = {n: v for n, v in aligned.state.items() if v is not update.state[n]}
-    return aligned if update.reach.holds(moved) else _in_place(aligned, update)
-
-
-def _in_place(aligned: Alignment, update: Update) -> Alignment:
-    """Return the alignment with the identity in place of every permutation."""
-    same = {group: torch.arange(len(index)) for group, index in aligned.permutations.items()}
-    unmoved, cost = dict.fromkeys(aligned.moved, 0), aligned.identity_cost
-    return Alignment(dict(update.state), dict(update.grams), same, unmoved, cost, cost)
+    done = MergeReport(target_name, total.reports, report, unaligned)
+    return Merged(merged, done, total.permutations, average, graph or ChannelGraph())
 
 
 def named_updates(
@@ -231,15 +249,6 @@ def named_updates(
         yield update.name or f"station-{number}", update
         del update
         number += 1  # enumerate() would keep an update until the next has arrived
-
-
-def _group_reports(alignment: Alignment) -> dict[str, GroupReport]:
-    return {
-        group: GroupReport(
-            int(moved), float(alignment.cost[group]), float(alignment.identity_cost[group])
-        )
-        for group, moved in alignment.moved.items()
-    }
 
 
 def _medoid(
@@ -257,7 +266,7 @@ def _medoid(
         check_finite(candidate.state, name)
         aligner = aligner_to(candidate.state)
         total = sum(
-            sum(_align(aligner, replace(update, grams={}), who).cost.values())
+            sum(align(aligner, replace(update, grams={}), who).cost.values())
             for who, update in named_updates(updates)
             if who != name
         )

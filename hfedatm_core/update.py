@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -26,7 +27,7 @@ class Reach:
     def holds(self, state: State) -> bool:
         """Tell whether all these tensors lie within the bound."""
         return all(
-            distance(value, self.start[name]) <= self.limits[name] * (1 + 1e-9)
+            distance(value, self.start[name]) <= self.limits.get(name, math.inf) * (1 + 1e-9)
             for name, value in state.items()
             if value.shape == self.start[name].shape
         )
@@ -39,7 +40,10 @@ class Update:
     ``share``, between 0 and 1, is the part of its weight that a robust rule leaves to the update.
     ``reach`` bounds its distance from the model it started from; a permutation that moves it
     further is not applied. ``profiles`` are class profiles, by which :func:`merge_apart` also
-    matches channels if every update has them.
+    matches channels if every update has them. ``absent`` names the tensors on which the update has
+    no vote, because its network lacks these layers (:mod:`hfedatm_core.resizing`). An update that
+    stands for several stations (:func:`combine`) holds products beside its weights in ``state``,
+    and in ``moved`` how many channels the alignment of its stations has moved.
     """
 
     state: State
@@ -51,3 +55,5 @@ class Update:
     share: float = 1.0
     reach: Reach | None = None
     profiles: Profiles | None = None
+    absent: frozenset[str] = frozenset()
+    moved: int = 0

@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -93,6 +94,16 @@ def write_bytes(
 def write_text(path: Path, content: str, *, mode: int = PUBLIC, overwrite: bool = True) -> None:
     """Write a whole file of UTF-8 text; see :func:`replacing`."""
     write_bytes(path, content.encode(), mode=mode, overwrite=overwrite)
+
+
+def keep_as(path: Path, name: Path, *, mode: int = PUBLIC) -> None:
+    """Give a file a second name, replacing what had it; a copy where the disk has no links."""
+    with replacing(name, mode=mode) as temporary:
+        temporary.unlink()
+        try:
+            os.link(path, temporary)
+        except OSError:
+            shutil.copy2(path, temporary)
 
 
 def half_written(folder: Path) -> list[Path]:

@@ -8,8 +8,8 @@ those axes; :mod:`hfedatm_core.fot.alignment` decides on the permutations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -75,6 +75,22 @@ class ChannelGraph:
         ('0', 8, [('0.weight', 0, 1), ('0.bias', 0, 1), ('3.weight', 1, 36)])
         """
         return cls(*trace(model, inputs))
+
+    def without(self, hidden: Collection[str]) -> ChannelGraph:
+        """Return the graph for states that lack the hidden tensors: what they touch stays in order.
+
+        The tracer follows only what is in the state, so it has other words for these modules.
+        """
+        if not hidden:
+            return self
+        modules = {name.rpartition(".")[0] for name in hidden}
+        fixed = [g for g in self.groups if any(m.tensor in hidden for m in g.members)]
+        reasons = dict.fromkeys(modules | {g.name for g in fixed}, "its weights are frozen")
+        return replace(
+            self,
+            groups=tuple(group for group in self.groups if group not in fixed),
+            frozen={**self.frozen, **reasons},
+        )
 
     def permute(
         self, state: Mapping[str, Tensor], permutations: Mapping[str, Tensor]

@@ -100,6 +100,13 @@ class DataSpec:
             "attention_mask": torch.ones(shape, dtype=torch.long),
         }
 
+    def token_wise(self, inputs: Mapping[str, Tensor]) -> set[str]:
+        """Return the inputs whose second axis counts the tokens of a text."""
+        mask = inputs.get("attention_mask")
+        if mask is None:
+            return set()
+        return {name for name, tensor in inputs.items() if tensor.shape[1:] == mask.shape[1:]}
+
 
 @dataclass(frozen=True, eq=False)
 class Domain:
@@ -262,7 +269,10 @@ def _batches(
             if inputs.dtype == torch.uint8:
                 ready = inputs.to(device).float().mul_(scale).add_(shift)
         else:
-            ready = {k: v.to(device, torch.long) for k, v in _trim(inputs).items()}
+            shown = _trim(inputs, spec.token_wise(inputs)).items()
+            ready = {
+                k: v.to(device, v.dtype if v.is_floating_point() else torch.long) for k, v in shown
+            }
         yield ready, domain.targets[rows].to(device)
 
 
@@ -272,14 +282,13 @@ def _rows(inputs: Inputs, rows: Tensor | slice) -> Inputs:
     return {key: tensor[rows] for key, tensor in inputs.items()}
 
 
-def _trim(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def _trim(inputs: dict[str, Tensor], token_wise: set[str]) -> dict[str, Tensor]:
     """Cut off the columns behind the last token of the longest example."""
-    mask = inputs.get("attention_mask")
-    if mask is None:
+    if "attention_mask" not in token_wise:
         return inputs
-    used = mask.any(dim=0).nonzero()
+    used = inputs["attention_mask"].any(dim=0).nonzero()
     width = int(used.max()) + 1 if len(used) else 1
-    return {k: v[:, :width] if v.shape[1:] == mask.shape[1:] else v for k, v in inputs.items()}
+    return {k: v[:, :width] if k in token_wise else v for k, v in inputs.items()}
 
 
 def _tensor(domain: Domain) -> Tensor:

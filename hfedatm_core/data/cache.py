@@ -6,7 +6,6 @@ file name carries a digest of everything the content depends on, so nothing has 
 
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,17 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
+from hfedatm_core.cache_folder import cache_dir
 from hfedatm_files import PRIVATE, replacing
 
 Array = npt.NDArray[np.generic]
 logger = logging.getLogger(__name__)
-
-
-def cache_dir() -> Path:
-    """Return the cache folder: ``$HFEDATM_CACHE``, else ``hfedatm`` in the user's cache folder."""
-    if chosen := os.environ.get("HFEDATM_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hfedatm"
 
 
 def digest(parts: Iterable[object]) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hfedatm_core.data.base import DomainData
+from hfedatm_core.data.eara import assign
 from hfedatm_core.data.partition import heterogeneous_partition
 
 Shares = list[dict[str, Tensor]]
@@ -67,13 +68,16 @@ def client_shares(
 def station_order(
     shares: Sequence[Mapping[str, Tensor]],
     num_stations: int,
-    mode: Literal["domain", "mixed"] = "domain",
+    mode: Literal["domain", "mixed", "eara"] = "domain",
+    class_counts: Tensor | None = None,
 ) -> list[list[int]]:
     """Assign the clients to stations of equal size.
 
     Clients are ordered by the domain they hold most of. ``domain`` cuts that order into
     consecutive pieces, so that clients of one domain share stations; ``mixed`` deals the clients
-    out in turn, so that every station gets as many domains as possible.
+    out in turn, so that every station gets as many domains as possible. ``eara`` looks at classes
+    instead of domains: it makes every station's classes as even as it can, from ``class_counts``,
+    the examples by client (rows) and class.
 
     Returns
     -------
@@ -84,18 +88,25 @@ def station_order(
         raise ValueError(
             f"{len(shares)} clients cannot be divided evenly over {num_stations} stations"
         )
-    if mode not in ("domain", "mixed"):
-        raise ValueError(f"station assignment must be 'domain' or 'mixed', not {mode!r}")
+    if mode not in ("domain", "mixed", "eara"):
+        raise ValueError(f"station assignment must be 'domain', 'mixed' or 'eara', not {mode!r}")
 
     def main_domain(client: int) -> str:
         share = shares[client]
         return min(share, key=lambda name: (-len(share[name]), name), default="")
 
     ordered = sorted(range(len(shares)), key=lambda client: (main_domain(client), client))
-    if mode == "mixed":
-        return [sorted(ordered[station::num_stations]) for station in range(num_stations)]
     size = len(shares) // num_stations
-    return [sorted(ordered[start : start + size]) for start in range(0, len(ordered), size)]
+    mixed = [sorted(ordered[station::num_stations]) for station in range(num_stations)]
+    if mode == "mixed":
+        return mixed
+    if mode == "domain":
+        return [sorted(ordered[start : start + size]) for start in range(0, len(ordered), size)]
+    if class_counts is None:
+        raise ValueError("station assignment 'eara' needs the class counts of the clients")
+    start = [next(e for e, held in enumerate(mixed) if c in held) for c in range(len(shares))]
+    chosen = assign(class_counts.numpy(), [size] * num_stations, [start]).tolist()
+    return [[c for c, at in enumerate(chosen) if at == e] for e in range(num_stations)]
 
 
 def split_validation(groups: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,15 @@ from hfedatm_core.tensors import State
 
 
 @dataclass(frozen=True)
+class GroupReport:
+    """The alignment of one channel group of one station."""
+
+    moved: int
+    cost: float
+    identity_cost: float
+
+
+@dataclass(frozen=True)
 class Alignment:
     """A station in the reference's channel order.
 

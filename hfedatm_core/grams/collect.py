@@ -74,7 +74,9 @@ def collect_grams(
     for name, layer in layers.items():
         kinds.setdefault(layer.kind, []).append(name)
     # Layers that could share a Gram start in one group, which is split when their inputs differ.
-    sums = {tuple(names): _Sum(max_dim, rank, layers[names[0]].groups) for names in kinds.values()}
+    sums = {
+        tuple(names): InputSum(max_dim, rank, layers[names[0]].groups) for names in kinds.values()
+    }
     modes = [(module, module.training) for module in model.modules()]
     recorder = _Recorder(layers)
     try:
@@ -155,7 +157,7 @@ class _Recorder:
         return record
 
 
-class _Sum:
+class InputSum:
     """Running ``Σ x xᵀ``: a full matrix of which only the upper triangle is valid, or a factor.
 
     A grouped convolution has one full matrix for each group of channels.
@@ -171,6 +173,7 @@ class _Sum:
         self._diagonal: Tensor | None = None
 
     def add(self, rows: Tensor) -> None:
+        """Add rows of features, as :meth:`LayerInput.rows` yields them."""
         if not len(rows):
             return
         self.count += len(rows)
@@ -198,6 +201,7 @@ class _Sum:
         self._matrix = product if self._matrix is None else self._matrix.add_(product)
 
     def gram(self) -> Gram:
+        """Return the mean; the full matrix is packed."""
         if self._matrix is not None and self._groups > 1:
             return GroupedGram(self._matrix / self.count, self.count)
         if self._matrix is not None:
@@ -208,8 +212,9 @@ class _Sum:
         diagonal = self._diagonal / self.count
         return FactorGram(factor * scale, diagonal, self.count, self._rank)
 
-    def copy(self) -> _Sum:
-        copy = _Sum(self._max_dim, self._rank, self._groups)
+    def copy(self) -> InputSum:
+        """Return an independent copy."""
+        copy = InputSum(self._max_dim, self._rank, self._groups)
         copy.count = self.count
         copy._matrix = None if self._matrix is None else self._matrix.clone()
         copy._diagonal = None if self._diagonal is None else self._diagonal.clone()

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hfedatm_core.factor_names import is_second_factor
+from hfedatm_core.hiding import hidden_names
 from hfedatm_core.inputs import Inputs
 
 # Rows multiplied at once: enough for a fast product, and little memory beside the activations.
@@ -46,7 +48,7 @@ class LayerInput:
             for x in calls:
                 for part in self._patches(x):
                     flat = part.reshape(-1, part.shape[-1])
-                    if mask is not None and _is_token_wise(part, mask):
+                    if mask is not None and is_token_wise(part, mask):
                         flat = flat[mask.reshape(-1).bool()]
                     yield self._augmented(flat)
             return
@@ -97,7 +99,7 @@ class LayerInput:
             )
         rows = self._augmented(x.reshape(size, count // size, x.shape[-1]))
         valid = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device)
-        if mask is not None and _is_token_wise(x, mask):
+        if mask is not None and is_token_wise(x, mask):
             valid = mask.bool().to(rows.device)
         return torch.where(valid[..., None], rows, 0.0), valid
 
@@ -107,11 +109,16 @@ def find_layer_inputs(
 ) -> dict[str, LayerInput]:
     """Return the Linear layers and, with ``conv``, the convolutions with zero padding, by name.
 
-    ``full`` includes all of them, each with the constant input, and with ``groups`` also the
-    grouped convolutions.
+    Layers with hidden weights are left out (`hfedatm_core.hiding`): nobody merges them. Of an
+    adapter only the first factor is included, whose input is that of the adapted layer. ``full``
+    includes all of them, each with the constant input, and with ``groups`` also the grouped
+    convolutions.
     """
     layers: dict[str, LayerInput] = {}
+    hidden = hidden_names(model)
     for name, module in model.named_modules():
+        if is_second_factor(name) or f"{name}.weight" in hidden:
+            continue
         augment = full or (bias and getattr(module, "bias", None) is not None)
         if isinstance(module, nn.Linear):
             layers[name] = LayerInput(name, module, augment)
@@ -136,7 +143,7 @@ def _symmetric_padding(module: nn.Conv2d) -> tuple[int, int] | None:
     return None if total[0] % 2 or total[1] % 2 else (total[0] // 2, total[1] // 2)
 
 
-def _is_token_wise(x: Tensor, mask: Tensor) -> bool:
+def is_token_wise(x: Tensor, mask: Tensor) -> bool:
     """Tell whether ``x`` has one row per token of ``mask`` (batch × tokens)."""
     if mask.ndim != 2:
         return False

@@ -85,7 +85,11 @@ def measure(update: Update, start: State) -> Sizes:
     grams: dict[str, float] = {}
     for layers, gram in distinct(update.grams).items():
         grams |= dict.fromkeys(layers, gram_size(gram))
-    moves = {name: distance(value, start[name]) for name, value in update.state.items()}
+    moves = {
+        name: distance(value, start[name])
+        for name, value in update.state.items()
+        if name not in update.absent
+    }
     return Sizes(counts, moves, grams)
 
 
@@ -110,9 +114,8 @@ def usual(sizes: Sequence[Sizes], start: State) -> Sizes | None:
         return None
     middle = min if len(sizes) == 2 else statistics.median
     moves = {}
-    for name in sizes[0].moves:
-        found = [one.moves[name] for one in sizes]
-        if len(sizes) == 2:
+    for name, found in _columns(one.moves for one in sizes).items():
+        if len(found) == 2:
             # The norm of a tensor of zeros says nothing about usual moves.
             found.append(norm_of(start[name].double()) or max(found))
         moves[name] = statistics.median(found)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hfedatm_core.grams.by_layer import distinct
 from hfedatm_core.grams.gram import FactorGram, Gram, PackedGram
+from hfedatm_core.profiles import Profiles
 from hfedatm_core.update import Update
 
 MEMORY = 32_000_000
@@ -101,7 +102,7 @@ class HeldUpdates:
             places = self._table
         self._table = places
         self._write(parts, places)
-        rest = replace(update, state={}, grams={})
+        rest = replace(update, state={}, grams={}, profiles=None)
         self._entries.append(_Filed(rest, self._end, offset, places, grams))
         self._end += offset
 
@@ -142,7 +143,14 @@ class HeldUpdates:
                 else FactorGram(tensors[part + "factor"], tensors[part + "diagonal"], rows, rank)
             )
             grams |= dict.fromkeys(layers, gram)
-        return replace(entry.rest, state=state, grams=grams)
+        means = {
+            key.removeprefix("profile/"): tensor
+            for key, tensor in tensors.items()
+            if key.startswith("profile/")
+        }
+        counts = tensors.get("profiled")
+        profiles = None if counts is None else Profiles(means, counts)
+        return replace(entry.rest, state=state, grams=grams, profiles=profiles)
 
     def _write(self, parts: Mapping[str, Tensor], places: Mapping[str, _Place]) -> None:
         if self._file is None:
@@ -174,6 +182,9 @@ def _parts(
 ) -> tuple[dict[str, Tensor], tuple[tuple[tuple[str, ...], type[Gram], int, int], ...]]:
     """Return all tensors of an update by key, and the layers, form, rows and rank of its Grams."""
     parts = {f"state/{name}": tensor.detach() for name, tensor in update.state.items()}
+    if update.profiles is not None:
+        parts |= {f"profile/{name}": mean for name, mean in update.profiles.means.items()}
+        parts["profiled"] = update.profiles.counts
     described = []
     for number, (layers, gram) in enumerate(distinct(update.grams).items()):
         rank = 0

@@ -115,7 +115,7 @@ class BoundedUpdates:
     def norms(self, name: str) -> Tensor:
         """Return the length of every update's move of a tensor, within the bounds."""
         moves = [
-            self._sizes[place].moves[name] * given.moves.get(name, 1.0)
+            self._sizes[place].moves.get(name, 0.0) * given.moves.get(name, 1.0)
             for place, given in zip(self._inside, self.factors, strict=True)
         ]
         return torch.tensor(moves, dtype=torch.float64)
@@ -208,7 +208,9 @@ class BoundedUpdates:
         compared = agreement.peers(count)
         total, tensors = torch.zeros(count, len(compared), dtype=torch.float64), 0
         for name in agreement.telling(self.start):
-            lengths = torch.tensor([own.moves[name] for own in self._sizes], dtype=torch.float64)
+            lengths = torch.tensor(
+                [own.moves.get(name, 0.0) for own in self._sizes], dtype=torch.float64
+            )
             if float(lengths.median()) == 0.0:  # at least half of the updates do not move it
                 continue
             scale = torch.where(lengths > 0, lengths, 1.0).reciprocal()

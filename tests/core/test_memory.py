@@ -78,6 +78,29 @@ def test_merging_16_stations_takes_no_more_memory_than_4(wide):
     assert many - few < 2 * STATE_BYTES  # holding the other updates would take twelve and more
 
 
+TREE = (
+    STREAM[: STREAM.index("for stations in")]
+    + """
+start = {k: v.detach() for k, v in model.state_dict().items()}
+def region(children, below):
+    inner = (region(2, below - 1) for _ in range(children)) if below else updates(children)
+    named = (Update(u.state, u.grams, name=str(i)) for i, u in enumerate(inner))
+    return combine(named, start, graph, fot=not below, regmean=True).update
+for children, below in ((2, 1), (16, 1)):
+    found = region(children, below)
+    assert "products/4" in found.state
+    del found
+    print(peak())
+"""
+)
+
+
+@linux
+def test_a_station_of_16_stations_takes_no_more_memory_than_one_of_2():
+    few, many = peaks_of("WIDE = False\n" + TREE)
+    assert many - few < 3 * STATE_BYTES  # an update with Grams and products takes four and more
+
+
 HELD = """
 from hfedatm_core.robust import held
 from hfedatm_core.robust.bounding import Bounds

@@ -22,7 +22,7 @@ from hfedatm_core.channels.graph import ChannelGraph
 from hfedatm_core.channels.groups import ChannelGroup, Member
 from hfedatm_core.fot.costs.base import Orders, dissimilarity, summed_blocks
 from hfedatm_core.grams.gram import Gram
-from hfedatm_core.layer_moments import covariance_product
+from hfedatm_core.grams.layer_moments import covariance_product
 from hfedatm_core.tensors import State
 
 # A variance below this share of the layer's mean variance is rounding: the unit is constant.
@@ -35,7 +35,7 @@ class GramSide:
     Parameters
     ----------
     state
-        The folded network, see :func:`hfedatm_core.folding.fold`.
+        The folded network, see :func:`hfedatm_core.apart.folding.fold`.
     grams
         Grams of all layers, with the constant input. A layer without a Gram is compared as if its
         inputs had unit variance and no correlation.

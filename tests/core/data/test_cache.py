@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from hfedatm_core.data.cache import cache_dir, cached_array, digest
+from hfedatm_core.cache_folder import cache_dir
+from hfedatm_core.data.cache import cached_array, digest
 
 
 @pytest.fixture(autouse=True)

@@ -90,7 +90,7 @@ def test_every_client_is_in_one_station_of_equal_size(stations, size, mode):
 def test_stations_must_divide_the_clients():
     with pytest.raises(ValueError, match="3 clients cannot be divided evenly over 2 stations"):
         station_order([{}, {}, {}], 2)
-    with pytest.raises(ValueError, match="'domain' or 'mixed', not 'random'"):
+    with pytest.raises(ValueError, match="'domain', 'mixed' or 'eara', not 'random'"):
         station_order([{}], 1, "random")
 
 

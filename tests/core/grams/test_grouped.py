@@ -10,8 +10,8 @@ from torch import nn
 
 from hfedatm_core import collect_grams, pack_grams, unpack_grams
 from hfedatm_core.grams.grouped import GroupedGram
+from hfedatm_core.grams.layer_moments import covariance_product, layer_matrix, output_moments
 from hfedatm_core.grams.sums import GramAccumulator
-from hfedatm_core.layer_moments import covariance_product, layer_matrix, output_moments
 from hfedatm_core.regmean.closed_form import regmean
 
 
