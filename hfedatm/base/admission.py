@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Literal
 
 from hfedatm.base.building import build_robust
+from hfedatm.base.class_profiles import ProfileBounds
 from hfedatm.base.plugins import calling
 from hfedatm.base.round_record import Failure
 from hfedatm.base.settings import Settings
@@ -59,15 +61,24 @@ class Admission:
             settings.claim_factor,
             settings.least_agreement if compare else 0.0,
         )
+        self._profiles = ProfileBounds(settings.bound_factor, settings.claim_factor)
         folder = os.environ.get("HFEDATM_STATE")
         self._updates = BoundedUpdates(start, bounds, folder, start_of, earlier)
 
     def add(self, update: Update) -> None:
         """Hold one update; all are added before the first is read."""
+        self._profiles.note(update.name, update.profiles)
         self._updates.add(update)
 
     def __iter__(self) -> Iterator[Update]:
-        """Yield the updates that enter the mean."""
+        """Yield the updates that enter the mean, their class profiles within bounds, too."""
+        for update in self._admitted():
+            yield (
+                replace(update, profiles=self._profiles.cut(update)) if update.profiles else update
+            )
+            del update
+
+    def _admitted(self) -> Iterator[Update]:
         if self._rule is None:
             yield from self._updates
             return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ import hfedatm_core.models
 import hfedatm_core.robust.rules
 from hfedatm.base.errors import UserError
 from hfedatm.base.learning import build_task, find_task, require_classes
+from hfedatm.base.networks import build_network, check_params, frozen_part_of, initial_network
 from hfedatm.base.options import parse_params
 from hfedatm.base.plugins import calling, check_call, construct, find_class, find_function
 from hfedatm.base.privacy_settings import sends_plain_grams
@@ -27,6 +28,7 @@ from hfedatm.base.rule_keys import find_rule, given_to_rule
 from hfedatm.base.seeding import derive, seed_torch
 from hfedatm.base.settings import Settings
 from hfedatm.base.text import names_in
+from hfedatm.base.tiers import is_deep
 from hfedatm.base.trained_part import ActivationSpec, FrozenPart, activations, join
 from hfedatm.base.trust.policy import Policy
 from hfedatm.contracts import Method, Rule
@@ -34,7 +36,7 @@ from hfedatm_core import ChannelGraph, Gram, collect_grams, forward
 from hfedatm_core.data import DataSpec, DomainData, Inputs
 from hfedatm_core.data.adapting import NotADomain, as_domains
 from hfedatm_core.data_checks import BadDomain, check_domains
-from hfedatm_core.discovery import check_options
+from hfedatm_core.hiding import hidden_names
 from hfedatm_core.metrics import Metric
 from hfedatm_core.robust.rules.base import RobustRule
 
@@ -61,7 +63,7 @@ def load_data(settings: Settings, data_dir: str | None = None) -> DomainData:
     data = _load(settings.dataset, settings.dataset_params, folder, settings.task)
     if not settings.train_only:
         return data
-    return activations(data, _frozen_part(settings, data.spec), pick_device(settings))
+    return activations(data, frozen_part_of(settings, data.spec), pick_device(settings))
 
 
 @lru_cache(maxsize=2)
@@ -69,7 +71,7 @@ def _load(dataset: str, params: str, data_dir: str, task: str) -> DomainData:
     load = find_dataset(dataset)
     check_call("dataset", load, "load(data_dir, **params) -> DomainData", "data_dir")
     options = parse_params(params)
-    _check_options("dataset", load, options, f"data set {dataset!r}", "data_dir")
+    check_params("dataset", load, options, f"data set {dataset!r}", "data_dir")
     with calling("dataset", dataset):
         data: Any = load(data_dir or None, **options)
     if not isinstance(data, DomainData):
@@ -108,6 +110,8 @@ def build_rule(settings: Settings) -> Rule:
     cls = find_rule(settings.server_rule)
     rule: Rule = construct("rule-params", cls, given_to_rule(settings))
     rule.check(settings)
+    if is_deep(settings):
+        rule.check_tiers(settings)
     return rule
 
 
@@ -135,10 +139,11 @@ def build_metrics(settings: Settings, spec: DataSpec) -> dict[str, Metric]:
     return metrics
 
 
-def build_method(settings: Settings, spec: DataSpec | None = None) -> Method:
+def build_method(settings: Settings, spec: DataSpec | None = None, client: int = 0) -> Method:
     """Make the client method, including the additions of the server rule.
 
-    A method that trains needs the ``spec``, from which its learning task is made.
+    A method that trains needs the ``spec``, from which its learning task is made, and the number of
+    its ``client``.
     """
     package = import_module(BUILT_IN_METHODS)
     cls = find_class("client-method", settings.client_method, package, Method, "hfedatm.methods")
@@ -148,6 +153,7 @@ def build_method(settings: Settings, spec: DataSpec | None = None) -> Method:
     if spec is not None:
         for one in (method, wrapped):
             one.task = build_task(settings, spec)  # type: ignore[misc]
+            one.client, one.clients = client, settings.num_clients  # type: ignore[misc]
     return wrapped
 
 
@@ -163,9 +169,9 @@ def build_model(
         seed_torch(derive(settings.seed, "model", *own))
         part = frozen_part(settings, spec)
         if part is None:
-            model = _network(settings, spec)
+            model = build_network(settings, spec)
         else:  # the frozen part need not be built again for every task
-            model = part.end(None if station is None else _network(settings, part.before))
+            model = part.end(None if station is None else build_network(settings, part.before))
         if settings.fix_model:
             from hfedatm_core.privacy.dpsgd import fix_model  # late: Opacus is slow to import
 
@@ -178,54 +184,14 @@ def whole_model(settings: Settings, spec: DataSpec, method: Method) -> nn.Module
     """Make the network with its frozen part, as checkpoints hold it."""
     model = build_model(settings, spec, method)
     part = frozen_part(settings, spec)
-    return model if part is None else join(_initial(settings, part.before), model, part)
+    return model if part is None else join(initial_network(settings, part.before), model, part)
 
 
 def frozen_part(settings: Settings, spec: DataSpec) -> FrozenPart | None:
     """Return the part of the network that is not trained; None if all of it is."""
     if not isinstance(spec, ActivationSpec):
         return None
-    return _frozen_part(settings, spec.before)
-
-
-@lru_cache(maxsize=4)
-def _frozen_part(settings: Settings, spec: DataSpec) -> FrozenPart:
-    return FrozenPart(_initial(settings, spec), settings.train_only, spec)
-
-
-def _initial(settings: Settings, spec: DataSpec) -> nn.Module:
-    """Return the whole network with the run's initial weights."""
-    with torch.random.fork_rng(devices=[]):
-        seed_torch(derive(settings.seed, "model"))
-        return _network(settings, spec)
-
-
-def _network(settings: Settings, spec: DataSpec) -> nn.Module:
-    build = _builder(settings.model, settings.model_params)
-    with calling("model", settings.model):
-        model: Any = build(spec)
-    if not isinstance(model, nn.Module):
-        raise UserError(f"model: {settings.model!r} returned {type(model).__name__}, not a Module")
-    return model
-
-
-@cache
-def _builder(name: str, params: str) -> Callable[[DataSpec], Any]:
-    """Return a model's build function with the user's options."""
-    build = find_function("model", name, hfedatm_core.models, "build", "hfedatm.models")
-    check_call("model", build, "build(spec, **params) -> torch.nn.Module", "spec")
-    options = parse_params(params)
-    _check_options("model", build, options, f"model {name!r}", "spec")
-    return partial(build, **options)
-
-
-def _check_options(
-    setting: str, function: Callable[..., Any], options: dict[str, Any], owner: str, given: str
-) -> None:
-    try:
-        check_options(function, options, owner, reserved=(given,))
-    except ValueError as error:
-        raise UserError(f"{setting}-params: {error}") from None
+    return frozen_part_of(settings, spec.before)
 
 
 def try_model(settings: Settings, model: nn.Module, spec: DataSpec) -> None:
@@ -286,17 +252,18 @@ def open_grams(
 
 
 def trace_channels(
-    settings: Settings, rule: Rule, model: nn.Module, spec: DataSpec
+    settings: Settings, rule: Rule | None, model: nn.Module, spec: DataSpec
 ) -> ChannelGraph:
     """Follow the channels of a model; log which layers stay unaligned only if the rule aligns."""
     inputs = spec.example()
     example = tuple(inputs.values()) if isinstance(inputs, dict) else (inputs,)
     # A user's own rule may align as well, unless it declares that it does not.
-    aligns = getattr(rule, "fot", ":" in settings.server_rule)
+    aligns = rule is not None and getattr(rule, "fot", ":" in settings.server_rule)
+    hidden = hidden_names(model)
     tracing = logging.getLogger("hfedatm_core.channels.tracing")
-    before, tracing.disabled = tracing.disabled, tracing.disabled or not aligns
+    before, tracing.disabled = tracing.disabled, tracing.disabled or not aligns or bool(hidden)
     try:
-        return ChannelGraph.trace(model, example)
+        return ChannelGraph.trace(model, example).without(hidden)
     finally:
         tracing.disabled = before
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -39,24 +39,45 @@ class NodeMemory:
         Name of the node, for example ``client-3``.
     root
         Folder of all memories; default ``$HFEDATM_STATE`` or the user's cache folder.
+    kept
+        Number of rounds whose tensors stay: the current round, the one before it, and one more for
+        a server that was set back.
     """
 
     MAX_AGE = 30 * 24 * 3600.0
-    KEPT = 3  # the current round, the one before it, and one more for a server that was set back
+    KEPT = 3
 
-    def __init__(self, run: str, node: str, root: str | Path | None = None) -> None:
+    def __init__(
+        self, run: str, node: str, root: str | Path | None = None, kept: int = KEPT
+    ) -> None:
         for what, name in (("run", run), ("node", node)):
             if not isinstance(name, str) or not NAME.fullmatch(name):  # both come with a message
                 raise UserError(f"{what}: {str(name)[:60]!r} is not a valid name")
         self.root = state_root(root)
         self.folder = self.root / run / node
+        self._kept = kept
 
-    def load(self, before: Moment) -> dict[str, torch.Tensor]:
-        """Return the tensors that were saved last before this step; empty at first."""
+    def load(
+        self,
+        before: Moment,
+        moved: Callable[[int, dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Return the tensors that were saved last before this step; empty at first.
+
+        ``moved`` gets the round in which they were saved, and returns them in today's channel
+        order.
+        """
         earlier = [moment for moment in self._moments() if moment < before]
         if not earlier:
             return {}
-        path = self._path(max(earlier))
+        kept = self.at(newest := max(earlier))
+        return moved(newest[0], kept) if moved else kept
+
+    def at(self, moment: Moment) -> dict[str, torch.Tensor]:
+        """Return the tensors that were saved in this very step; empty if none were."""
+        path = self._path(moment)
+        if not path.is_file():
+            return {}
         try:
             return load_file(path)
         except (OSError, ValueError, SafetensorError) as error:
@@ -72,7 +93,7 @@ class NodeMemory:
         path = self._path(at)
         with replacing(path, mode=PRIVATE) as part:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
-        rounds = sorted({moment[0] for moment in self._moments()})[: -self.KEPT]
+        rounds = sorted({moment[0] for moment in self._moments()})[: -self._kept]
         for moment in self._moments():
             if moment[0] in rounds:
                 self._path(moment).unlink(missing_ok=True)

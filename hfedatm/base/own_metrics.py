@@ -13,14 +13,14 @@ from collections.abc import Collection, Mapping
 from hfedatm.base.errors import UserError
 from hfedatm.base.settings import Settings
 from hfedatm.base.text import names_in
-from hfedatm.base.wire.numbers import LARGEST, is_name
+from hfedatm.base.wire.numbers import BY_STATIONS, LARGEST, is_name
 
 MOST_OWN = 32
 """Most own numbers of a client; a station passes on as many: those that most clients report."""
 RESERVED = frozenset(
     (
         *("loss", "num-examples", "num-clients", "seconds", "epsilon", "name", "bytes_up"),
-        *("bytes-up", "gram-bytes-up", "gram-seconds"),
+        *("bytes-up", "gram-bytes-up", "gram-seconds", *BY_STATIONS),
     )
 )
 """Names that the tiers use for numbers of their own."""

@@ -99,8 +99,8 @@ def sends_plain_grams(s: Settings) -> bool:
     return not gram_mechanism(s).noised and not s.secure_aggregation
 
 
-def why_no_look(s: Settings) -> str:
-    """Return why clients may not send exact statistics of a merged model; empty if they may."""
+def why_not_exact(s: Settings) -> str:
+    """Return why clients may not send exact statistics or class means; empty if they may."""
     if s.secure_aggregation:
         return "secure-aggregation=true allows only secure sums"
     if is_private(s):

@@ -24,6 +24,7 @@ from hfedatm.base.npy import read_array, write_array
 from hfedatm.base.round_record import Failure
 from hfedatm.base.settings import Settings
 from hfedatm.base.text import printable
+from hfedatm.base.tiers import DEEPEST
 from hfedatm_core.grams.by_layer import pack_grams, unpack_grams
 from hfedatm_core.grams.encoding import WireType
 from hfedatm_core.grams.gram import Gram
@@ -34,6 +35,8 @@ R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 
 MOST_FAILURES = 64
 """Most failures that a reply lists; further ones are only counted."""
+MOST_PATH = 160
+"""Most characters of a node's path in a failure."""
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MOST_SETTINGS = 100_000  # characters
 _NUMBERS = {  # field of a task -> its smallest and largest value
@@ -42,6 +45,9 @@ _NUMBERS = {  # field of a task -> its smallest and largest value
     # A node without a place in the tree is identified by Flower's node id.
     "station": range(-1, 2**64),
     "client": range(-1, 2**64),
+    # How often a client has trained in this station round (the rule fedhisyn).
+    "hop": range(1000),
+    "level": range(1, DEEPEST),
 }
 
 
@@ -55,7 +61,12 @@ class BadTask(ValueError):
 
 @dataclass(frozen=True)
 class Task:
-    """The work that a node is asked to do."""
+    """The work that a node is asked to do.
+
+    ``level`` is the level of the asked station in the tree, or of the station that asks a client.
+    To a station, ``station_round`` is the number of its station rounds that this global round has
+    already had.
+    """
 
     kind: Kind
     settings: Settings
@@ -65,6 +76,8 @@ class Task:
     client: int = -1
     send_grams: bool = False
     run: str = "run"
+    hop: int = 0
+    level: int = 1
 
     def to_record(self) -> ConfigRecord:
         """Return the wire form."""
@@ -189,7 +202,7 @@ def record_to_failures(record: ConfigRecord) -> list[Failure]:
     if not all(isinstance(text, str) for pair in some for text in pair):
         raise BadReply("failures: 'nodes' and 'reasons' must be text")
     failures = [
-        Failure(node=printable(node, 80), reason=printable(reason)) for node, reason in some
+        Failure(node=printable(node, MOST_PATH), reason=printable(reason)) for node, reason in some
     ]
     total = record.get("total", len(nodes))
     if type(total) is not int or not len(some) <= total < 2**31:

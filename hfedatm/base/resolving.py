@@ -7,6 +7,7 @@ names, and the user's values. A value of ``""`` means "not given".
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,12 @@ from hfedatm.base.options import mistakes, parse_params
 from hfedatm.base.presets import load_presets
 from hfedatm.base.rule_keys import carry, rule_keys
 from hfedatm.base.settings import CARRIER, Settings, SettingsError, keys
+from hfedatm.base.tiers import expand
+
+log = logging.getLogger("hfedatm")
+
+RENAMED = {("server-rule", "fedrc"): "fedrc-weights"}
+"""Values that have a new name; the old one works for one minor version, with a notice."""
 
 
 def resolve(given: Mapping[str, Any]) -> Settings:
@@ -33,13 +40,17 @@ def resolve(given: Mapping[str, Any]) -> Settings:
     if preset not in rows:
         raise SettingsError(f"preset: got {preset!r}; must be one of {', '.join(sorted(rows))}")
     _refuse_unknown(rows[preset], f"preset {preset!r}")
+    try:
+        chosen = expand(chosen)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
     return validate({**rows[preset], **chosen})
 
 
 def validate(values: Mapping[str, Any]) -> Settings:
     """Check values by key; raises `SettingsError` that names each wrong one."""
     _refuse_unknown(values, "settings")
-    run = {key: value for key, value in values.items() if key in keys()}
+    run = {key: _renamed(key, value) for key, value in values.items() if key in keys()}
     of_rule = {key: value for key, value in values.items() if key not in run}
     wrong: list[str] = []
     try:
@@ -55,6 +66,15 @@ def validate(values: Mapping[str, Any]) -> Settings:
     if wrong:
         raise SettingsError("\n".join(wrong))
     return settings
+
+
+def _renamed(key: str, value: Any) -> Any:
+    """Return the new name of a value; a notice says that the old name will go."""
+    if not isinstance(value, str) or (key, value) not in RENAMED:
+        return value
+    new = RENAMED[key, value]
+    log.warning("%s=%s is deprecated; it is called %s", key, value, new)
+    return new
 
 
 def as_config(settings: Settings) -> dict[str, Any]:

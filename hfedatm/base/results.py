@@ -3,8 +3,9 @@
 ``config.json``        settings, versions, start time, and a proof of the user who made it
 ``rounds.jsonl``       one line per finished round, flushed as it ends
 ``last.safetensors``   the model after the last finished round (its number is in the metadata)
+``previous.safetensors``  the one before it, from which a run continues if the last is damaged
 ``best.safetensors``   the model of the round with the best source-validation accuracy
-``server-N.safetensors``  the rule's memory after round N; some rules remember nothing
+``server-N.safetensors``  the rule's memory after round N, for the last two rounds
 ``summary.json``       the outcome, written at the end
 ``progress.json``      progress of the current round, while the run goes on
 ``process.json``       the process that works on the run; why it stopped, if it stopped early
@@ -17,6 +18,7 @@ line, so a crash between the two files loses nothing.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import re
@@ -28,6 +30,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hfedatm.base.checkpoints import Checkpoints, set_aside
 from hfedatm.base.errors import UserError
 from hfedatm.base.privacy_settings import is_private
 from hfedatm.base.resolving import as_config, validate
@@ -35,12 +38,15 @@ from hfedatm.base.round_record import BadLine, RoundRecord
 from hfedatm.base.settings import Settings
 from hfedatm.base.text import printable
 from hfedatm.base.trust import authorship
-from hfedatm_files import PRIVATE, replacing, write_text
+from hfedatm_files import write_text
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from hfedatm_core.tensors import State
+
+log = logging.getLogger("hfedatm")
+
+FLOWER_RUNS = "flower-runs"
+"""Key of ``config.json``: the ids of Flower's runs that have worked on this folder."""
 
 PACKAGES = ("hfedatm", "flwr", "torch", "torchvision", "numpy", "POT", "opacus", "transformers")
 
@@ -50,6 +56,7 @@ class RunFolder:
 
     def __init__(self, path: Path, settings: Settings, id: str) -> None:
         self.path, self.settings, self.id = path, settings, id
+        self.checkpoints = Checkpoints(path)
 
     @classmethod
     def create(cls, settings: Settings) -> RunFolder:
@@ -133,48 +140,52 @@ class RunFolder:
         _write_json(self.path / "config.json", config)
         (self.path / "summary.json").unlink(missing_ok=True)  # the run is no longer finished
 
+    def note_flower_run(self, run_id: int) -> None:
+        """Note which of Flower's runs works on this folder; a resumed run has several."""
+        config = read_json(self.path / "config.json")
+        config[FLOWER_RUNS] = [*config.get(FLOWER_RUNS, []), run_id]
+        _write_json(self.path / "config.json", config)
+
     def finished_rounds(self) -> int:
         """Return the number of the last finished round; 0 before the first."""
         return self.restore()[0]
 
     def discard_unless_begun(self) -> None:
         """Remove the folder if no round of the run is finished."""
-        if not (self.path / "last.safetensors").is_file():
+        if not self.checkpoints.exist:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def save_round(self, record: RoundRecord, model: State, server: State) -> None:
         """Finish a round: save the model and the server's memory, then add the round's line."""
-        number = record.round
-        if server:
-            _save(self.path / f"server-{number}.safetensors", server)
-        earlier = [r.source.rank for r in self.rounds() if r.source]
-        if record.source and all(record.source.rank > other for other in earlier):
-            _save(self.path / "best.safetensors", model, {"round": str(number)})
-        _save(
-            self.path / "last.safetensors",
-            model,
-            {"round": str(number), "record": record.to_line()},
-        )
+        self.checkpoints.save(record, model, server, self._is_best(record))
         self._append(record)
-        for old in self.path.glob("server-*.safetensors"):
-            if old.stem != f"server-{number}":
-                old.unlink()
+        self.checkpoints.forget_before(record.round - 1)
 
     def restore(self) -> tuple[int, State, State]:
-        """Return the last finished round (0: none), its model and the server's memory."""
-        last = self.path / "last.safetensors"
-        if not last.is_file():
+        """Return the last finished round (0: none), its model and the server's memory.
+
+        A damaged checkpoint is set aside under another name, and the run continues after the round
+        before it. Lines of ``rounds.jsonl`` that cannot be read are set aside likewise.
+        """
+        found = self.checkpoints.newest()
+        if found is None:
             return 0, {}, {}
-        model, meta = read_tensors(last)
-        try:
-            number, last_record = int(meta["round"]), RoundRecord.from_line(meta["record"])
-        except (KeyError, ValueError) as error:
-            raise UserError(f"{last} is not the model of a round: {printable(error)}") from None
-        finished = [r for r in self.rounds() if r.round < number]
+        record, model, server = found
         rounds = self.path / "rounds.jsonl"
-        write_text(rounds, "".join(r.to_line() + "\n" for r in [*finished, last_record]))
-        server = self.path / f"server-{number}.safetensors"
-        return number, model, read_tensors(server)[0] if server.is_file() else {}
+        readable, bad = _read_lines(rounds)
+        if bad:
+            kept = set_aside(rounds)
+            log.warning("%s cannot be read: %s; the file is kept as %s", rounds, bad, kept.name)
+        finished = [r for r in readable if r.round < record.round]
+        write_text(rounds, "".join(r.to_line() + "\n" for r in [*finished, record]))
+        return record.round, model, server
+
+    def _is_best(self, record: RoundRecord) -> bool:
+        """Return whether no round before had a better score on the source domains."""
+        earlier = [*self.rounds(), *self.checkpoints.best_record()]
+        ranks = [r.source.rank for r in earlier if r.source]
+        source = record.source
+        return source is not None and all(source.rank > rank for rank in ranks)
 
     def rounds(self) -> list[RoundRecord]:
         """Return the rounds so far; a half-written last line is left out."""
@@ -194,18 +205,27 @@ class RunFolder:
 def read_rounds(folder: Path) -> list[RoundRecord]:
     """Return the finished rounds of a run's folder; a half-written last line is left out."""
     path = folder / "rounds.jsonl"
-    if not path.is_file():
-        return []
+    records, bad = _read_lines(path)
+    if bad:
+        raise UserError(f"{path} cannot be read: {bad}")
+    return records
+
+
+def _read_lines(path: Path) -> tuple[list[RoundRecord], str]:
+    """Return the lines that can be read, and what is wrong with the first that cannot."""
     records: list[RoundRecord] = []
+    bad = ""
     try:
         # Only \n ends a line: a name may contain other characters that Python counts as line ends.
-        for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
-            records.append(RoundRecord.from_line(line))
-    except BadLine as error:
-        raise UserError(f"{path} cannot be read: line {len(records) + 1}: {error}") from None
+        lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+        for number, line in enumerate(lines, 1):
+            try:
+                records.append(RoundRecord.from_line(line.decode()))
+            except (BadLine, UnicodeDecodeError) as error:
+                bad = bad or f"line {number}: {printable(error)}"
     except (OSError, ValueError, MemoryError) as error:
-        raise UserError(f"{path} cannot be read: {printable(error)}") from None
-    return records
+        bad = printable(error)
+    return records, bad
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -217,38 +237,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path}: must hold a JSON object")
     return value
-
-
-def read_tensors(path: Path) -> tuple[State, dict[str, str]]:
-    """Return the tensors and the metadata of a safetensors file."""
-    # late: commands that only read a run's JSON, such as `hfedatm watch`, do not wait for torch
-    from safetensors import SafetensorError, safe_open
-    from safetensors.torch import load_file
-
-    try:
-        with safe_open(path, "pt") as file:
-            meta = file.metadata() or {}
-        return load_file(path), meta
-    except (OSError, SafetensorError, ValueError, KeyError, MemoryError) as error:
-        raise UserError(f"{path} cannot be read: {printable(error)}") from None
-
-
-def load_weights(model: nn.Module, state: State, path: Path) -> None:
-    """Give a model the weights that were read from a file."""
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise UserError(
-            f"{path} does not fit the model; has its code changed since, or is it of another run? "
-            f"{error}"
-        ) from None
-
-
-def _save(path: Path, state: State, metadata: dict[str, str] | None = None) -> None:
-    from safetensors.torch import save_file
-
-    with replacing(path, mode=PRIVATE) as part:
-        save_file({name: tensor.contiguous() for name, tensor in state.items()}, part, metadata)
 
 
 def _write_json(path: Path, value: Any) -> None:

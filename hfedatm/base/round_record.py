@@ -175,7 +175,9 @@ class SecondLook(_Part):
 
     stations: Whole = 0
     examples: Count = 0
+    passes: Whole = 0
     reason: str = ""
+    """Why there was none, or why its last pass did not count."""
 
 
 class RoundRecord(_Part):
@@ -192,6 +194,8 @@ class RoundRecord(_Part):
     stations: StationCounts
     clients: ClientCounts
     per_station: list[StationRecord]
+    tiers: list[StationCounts] | None = None
+    """Stations of every level, outermost first, in a tree with more than one level of them."""
     train_seconds: Count | None = None
     merge_seconds: Number | None = None
     loss: Number | None = None

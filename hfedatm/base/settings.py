@@ -14,9 +14,10 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from hfedatm.base.errors import UserError
-from hfedatm.base.options import Checked, as_key, parse_params
+from hfedatm.base.options import Checked, as_key
 from hfedatm.base.privacy_settings import Mechanism, check_privacy_settings
-from hfedatm.base.settings_together import check_together
+from hfedatm.base.settings_together import check_params, check_together
+from hfedatm.base.tiers import check_tiers
 
 CARRIER = "rule_keys"
 """Field that carries the given values of the rules' keys to all tiers; users write the keys."""
@@ -43,8 +44,11 @@ class Settings(Checked):
     dataset_params: str = Field("", description="'key=value,...' for the data set's load function")
     data_dir: str = Field("", description="folder above the data set's own folder")
     target_domain: str = Field("45", description="the domain no client ever trains on")
-    stations: int = Field(4, ge=1, description="number of stations")
+    stations: int = Field(4, ge=1, description="number of stations with clients")
     clients_per_station: int = Field(3, ge=1, description="number of clients of each station")
+    tiers: str = Field(
+        "", description="children per level from the server on, '3x4x5'; '4x3' is 4 stations of 3"
+    )
     lam: float = Field(
         0.0,
         ge=0,
@@ -52,8 +56,10 @@ class Settings(Checked):
         alias="lambda",
         description="heterogeneity: 0 gives each client its own domains, 1 mixes all evenly",
     )
-    station_assignment: Literal["domain", "mixed"] = Field(
-        "domain", description="a station gets clients of neighbouring domains, or of all domains"
+    station_assignment: Literal["domain", "mixed", "eara"] = Field(
+        "domain",
+        description="a station gets clients of neighbouring domains, of all domains, or such that "
+        "its classes are even (eara)",
     )
     validation_fraction: float = Field(
         0.1, ge=0, lt=1, description="share of each client's examples kept for validation"
@@ -74,8 +80,16 @@ class Settings(Checked):
         "lenet5", description="built-in name, entry point, or 'package.module:function'"
     )
     model_params: str = Field("", description="'key=value,...' for the model's build function")
+    station_models: str = Field(
+        "", description="other models of the family, by station: '0-2=lenet5(width=0.5); 4=lenet5'"
+    )
     train_only: str = Field(
-        "", description="layers to train and send, the end of the model: 'fc2,fc3' or 'last 2'"
+        "",
+        description="layers to train and send: 'fc2,fc3', 'last 2', or 'lora' for adapters and the "
+        "head; the others are frozen",
+    )
+    lora_params: str = Field(
+        "", description="'key=value,...' for train-only=lora: rank, alpha, targets, last"
     )
     client_method: str = Field(
         "fedavg", description="built-in name, entry point, or 'package.module:Class'"
@@ -103,6 +117,9 @@ class Settings(Checked):
     rule_keys: str = Field("", description="values of the rule's own keys, as rule-params")
     rounds: int = Field(5, ge=1, description="global rounds")
     station_rounds: int = Field(2, ge=1, description="N, station rounds per global round")
+    inner_rounds: str = Field(
+        "", description="the same for stations of stations, outermost first, '2x1'; 1 unless given"
+    )
     station_start: Literal["shared", "own"] = Field(
         "shared", description="round 1 starts from one model, or from one of each station's own"
     )
@@ -252,13 +269,10 @@ class Settings(Checked):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for key in ("dataset_params", "model_params", "client_params", "rule_params", "rule_keys"):
-            try:
-                parse_params(getattr(self, key))
-            except ValueError as error:
-                raise ValueError(f"{as_key(key)}: {error}") from None
+        check_params(self)
         check_privacy_settings(self)
         check_together(self)
+        check_tiers(self)
         return self
 
     @property

@@ -17,6 +17,7 @@ from hfedatm.base.errors import UserError
 from hfedatm.base.options import option
 from hfedatm.base.settings import Settings
 from hfedatm.contracts.method import Method, mean_loss_gradient, snapshot
+from hfedatm.contracts.paced import Paced
 from hfedatm.contracts.rule import Rule, Situation, StationRule
 from hfedatm.contracts.tracker import Tracker
 from hfedatm.contracts.training import TrainingContext
@@ -41,6 +42,7 @@ __all__ = [
     "Merged",
     "Method",
     "Metric",
+    "Paced",
     "Rule",
     "Settings",
     "Situation",

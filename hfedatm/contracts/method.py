@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hfedatm_core import forward
+from hfedatm_core.channels.index_maps import Follows
 from hfedatm_core.data import Batch, Inputs
 from hfedatm_core.tasks import CLASSES, LearningTask
 from hfedatm_core.tensors import State
@@ -32,6 +33,16 @@ class Method:
 
     needs_classes: ClassVar[bool] = False
     """Whether the method can only train classifiers."""
+
+    reveals: ClassVar[tuple[str, ...]] = ()
+    """What the method sends besides a trained model, as keys of a policy's section ``privacy``; a
+    deployed node refuses it unless its owner has set them to true."""
+
+    client: ClassVar[int] = 0
+    """The number of the client that trains; the run sets it."""
+
+    clients: ClassVar[int] = 1
+    """The number of all clients; the run sets it."""
 
     task: ClassVar[LearningTask] = CLASSES
     """The learning task of the run, which sets it (setting ``task``)."""
@@ -62,8 +73,23 @@ class Method:
     def correct(self, model: nn.Module) -> None:
         """Change the gradients before a step."""
 
+    def finish(self, model: nn.Module, validation: Iterable[Batch]) -> None:
+        """Change the trained model before it is sent.
+
+        ``validation`` has no batch if this client has no validation examples, or if its owner does
+        not let scores leave.
+        """
+
     def remember(self) -> State:
         """Return the tensors this client needs in its next round; they never leave the client."""
+        return {}
+
+    def follows(self, model: nn.Module) -> Follows:
+        """Return which axes of remembered tensors are in the order of which axes of the model.
+
+        If the server moves channels of a station, remembered tensors follow. A tensor that is named
+        after one of the model, with any prefix, and has its shape, need not be listed.
+        """
         return {}
 
     def metrics(self) -> dict[str, float]:

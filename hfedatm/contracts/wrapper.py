@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from hfedatm.contracts.method import Method
+from hfedatm_core.channels.index_maps import Follows
 from hfedatm_core.data import Batch, Inputs
 from hfedatm_core.tensors import State
 
@@ -22,11 +23,15 @@ class Wrapper(Method):
     """
 
     prefix: ClassVar[str]
+    own_reveals: ClassVar[tuple[str, ...]] = ()
+    """What the wrapper itself sends, beside what the inner method `reveals`."""
+
     inner: Method
 
     def __post_init__(self) -> None:
-        """Share at the tier where the inner method shares."""
+        """Share at the tier where the inner method shares, and reveal what either reveals."""
         self.sharing = self.inner.sharing  # type: ignore[misc]
+        self.reveals = (*self.inner.reveals, *self.own_reveals)  # type: ignore[misc]
 
     def own(self, arrays: State) -> State:
         """Return the wrapper's arrays among these, without the prefix."""
@@ -72,9 +77,17 @@ class Wrapper(Method):
         """Change gradients as the inner method does."""
         self.inner.correct(model)
 
+    def finish(self, model: nn.Module, validation: Iterable[Batch]) -> None:
+        """Finish as the inner method does."""
+        self.inner.finish(model, validation)
+
     def remember(self) -> State:
         """Keep the tensors that the inner method keeps."""
         return self.inner.remember()
+
+    def follows(self, model: nn.Module) -> Follows:
+        """Return the axes that the inner method lists; the wrapper's own names have a prefix."""
+        return self.inner.follows(model)
 
     def metrics(self) -> dict[str, float]:
         """Report the numbers that the inner method reports."""

@@ -6,7 +6,9 @@ and is tried by every run of the tests ever after.
 
 from __future__ import annotations
 
+import atexit
 import logging
+import multiprocessing
 import os
 import re
 import sys
@@ -16,6 +18,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,6 +30,7 @@ LONGEST = 20.0
 """Seconds that one input may take; most take a few thousandths."""
 SHARES = {  # how many of the mutations go to a target; 1 unless it is here
     "client: train, with Grams": 4,
+    "client: train, with profiles": 0.3,
     "parcels": 6,
     "query": 3,
     "node memory": 2,
@@ -46,10 +50,13 @@ SHARES = {  # how many of the mutations go to a target; 1 unless it is here
 def all_targets(folder: Path) -> dict[str, Any]:
     """Return the targets by name; each tries honest input when it is made."""
     from fuzz_files import make_file_targets
+    from fuzz_maps import Maps
     from fuzz_secure import make_secure_targets
     from fuzz_targets import make_targets
+    from fuzz_tiers import make_tier_targets
 
-    found = [*make_targets(), *make_file_targets(folder), *make_secure_targets()]
+    found = [*make_targets(), *make_file_targets(folder), *make_secure_targets(), Maps()]
+    found += make_tier_targets()
     return {target.name: target for target in found}
 
 
@@ -120,25 +127,46 @@ def kept_cases(targets: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
             )
 
 
-def main(mutations: int, seed: int) -> int:
-    """Fuzz all targets and print a line for each."""
+_TARGETS: dict[str, Any] = {}
+"""The targets of a worker process."""
+
+
+def _prepare() -> None:
+    """Make the targets of a worker process, which keeps its files to itself."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    os.environ["HFEDATM_STATE"] = f"{folder.name}/state"
+    os.environ["XDG_CONFIG_HOME"] = f"{folder.name}/config"
+    _TARGETS.update(all_targets(Path(folder.name)))
+
+
+def _divided(mutations: int) -> dict[str, int]:
+    return divide(mutations, _TARGETS)
+
+
+def _attacked(name: str, count: int, seed: int) -> tuple[str, list[str]]:
+    """Attack one target; return a line about it, and what broke."""
+    started = time.perf_counter()
+    outcomes, broken = attack(_TARGETS[name], count, seed)
+    said = ", ".join(f"{number} {what}" for what, number in sorted(outcomes.items()))
+    return f"{name:<46} {count:>6}  {said}  ({time.perf_counter() - started:.0f} s)", broken
+
+
+def main(mutations: int, seed: int) -> int:
+    """Fuzz all targets, as many at a time as there are cores, and print a line for each."""
     crashes = 0
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["HFEDATM_STATE"] = f"{folder}/state"
-        os.environ["XDG_CONFIG_HOME"] = f"{folder}/config"
-        targets = all_targets(Path(folder))
-        for name, count in divide(mutations, targets).items():
-            started = time.perf_counter()
-            outcomes, broken = attack(targets[name], count, seed)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, initializer=_prepare) as workers:
+        counts = workers.submit(_divided, mutations).result()
+        # The long ones first, so that no core is idle at the end.
+        names = sorted(counts, key=lambda name: -counts[name])
+        jobs = [workers.submit(_attacked, name, counts[name], seed) for name in names]
+        for job in as_completed(jobs):
+            line, broken = job.result()
             crashes += len(broken)
-            said = ", ".join(f"{number} {what}" for what, number in sorted(outcomes.items()))
-            print(
-                f"{name:<46} {count:>6}  {said}  ({time.perf_counter() - started:.0f} s)",
-                flush=True,
-            )
-            for text in broken[:3]:
+            for text in (line, *broken[:3]):
                 print(text, flush=True)
     print(f"{mutations} mutations, {crashes} crashes")
     return 1 if crashes else 0

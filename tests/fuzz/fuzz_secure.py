@@ -20,8 +20,8 @@ from helpers import small_settings, tiny_data, tiny_net
 from client_app.app import app as client_app
 from hfedatm.base.records import Task, layers_to_record, record_to_failures, state_to_record
 from hfedatm.runtime.in_process import InProcessGrid
+from station_app.hearing import TooFewClients
 from station_app.station import run_station
-from station_app.strategy import TooFewClients
 
 STAGES = {
     "keys": "train",

@@ -16,23 +16,27 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from fuzz_mutations import spoil
-from helpers import small_settings
+from helpers import SPEC, small_settings
 from torch import nn
 
 from client_app.app import app as client_app
-from hfedatm.base.building import build_method, build_rule
+from hfedatm.base.building import build_method, build_model, build_rule, load_data
+from hfedatm.base.class_profiles import ProfileShapes, profiles_to_record
 from hfedatm.base.records import (
     Task,
     grams_to_record,
     layers_to_record,
     record_to_failures,
+    record_to_state,
     state_to_record,
 )
 from hfedatm.base.settings import Settings
 from hfedatm.base.streaming import StreamingGrid
 from hfedatm.runtime.roster import Roster
 from hfedatm_core import ChannelGraph, FactorGram, Gram
+from hfedatm_core.data import DataSpec
 from hfedatm_core.metrics.f1 import F1
+from hfedatm_core.profiles import Profiles
 from server_app.strategy import HFedATMStrategy
 from station_app.station import run_station
 
@@ -44,6 +48,8 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 UNBOUNDED: dict[str, Any] = {"bound_factor": 0, "claim_factor": 0, "least_agreement": 0}
 """With bounds an odd update that is sound changes by how much the honest ones are bounded."""
+RING: dict[str, Any] = {"rule_params": "spread=100", "seed": 4}
+"""Settings with which the hostile client and another pass models around a ring."""
 
 
 class Target(Protocol):
@@ -63,6 +69,11 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2))
 
 
+def norm_net(spec: DataSpec) -> nn.Module:
+    norm = nn.BatchNorm1d(4)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), norm, nn.Linear(4, spec.num_classes))
+
+
 def weights(node: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(node)
     return {
@@ -78,6 +89,13 @@ def grams(node: int) -> dict[str, Gram]:
     return {name: gram.shrink(small_settings().alpha) for name, gram in found.items()}
 
 
+def profiles(node: int) -> Profiles:
+    generator = torch.Generator().manual_seed(200 + node)
+    counts = torch.tensor([4.0, 0.0, 5.0])
+    means = {"group": torch.randn(6, 3, 4, generator=generator)}
+    return Profiles(means, counts).of_classes_with(2)
+
+
 def trained(node: int, *records: str) -> RecordDict:
     metrics = {
         "num-examples": 10 + node, "loss": 0.5 + node, "steps": 4, "input-mean": 0.1 * node,
@@ -87,6 +105,7 @@ def trained(node: int, *records: str) -> RecordDict:
     found = {
         "model": state_to_record(weights(node)),
         "grams": grams_to_record(grams(node)),
+        "profiles": profiles_to_record(profiles(node)),
         "metrics": MetricRecord(metrics),
         "failures": ConfigRecord({"nodes": ["client 9"], "reasons": ["ill"], "total": 1}),
     }
@@ -209,7 +228,8 @@ class ClientReplies(_Tier):
             if kind == "train.measure":
                 return trained(node, "grams")
             here = build_rule(self._settings).needs_grams and self._settings.gram_model == "client"
-            return trained(node, "model", *(["grams"] if here else []))
+            also = ["profiles"] if here and "profiles" in self._settings.rule_params else []
+            return trained(node, "model", *(["grams"] if here else []), *also)
 
         super().__init__(name, kind, honest)
 
@@ -225,6 +245,8 @@ class ClientReplies(_Tier):
                 ),
             }
         )
+        if "profiles" in self._settings.rule_params:
+            content["profiles"] = ProfileShapes.of(profiles(0)).to_record()
         if self._settings.metrics:
             content["sums"] = state_to_record({"f1": F1(2).nothing()})
         return run_station(self._replies(given), content)
@@ -293,6 +315,76 @@ class StationReplies(_Tier):
         return (arrays, record, kept), mine
 
 
+class Changes:
+    """Changes of a kept model, as a station sends them to a client that evaluates."""
+
+    name = "client: changes"
+
+    def __init__(self) -> None:
+        given = {"model": "fuzz_targets:norm_net", "rule_params": "second_look=always"}
+        self._settings = small_settings(**SETTINGS | given | {"gram_min_rows": 1})
+        self._model = norm_net(SPEC).state_dict()
+        looked = self._ask("train.look", RecordDict({"model": state_to_record(self._model)}))
+        assert "statistics" in looked, looked
+
+    def make(self, rng: Random) -> Any:
+        sent = {n: t for n, t in self._model.items() if "running" in n}
+        return spoil(RecordDict({"changes": state_to_record(sent)}), rng)
+
+    def check(self, given: Any) -> str:
+        if isinstance(given, Error):
+            return "dropped"
+        reply = self._ask("evaluate", given)
+        if "failure" in reply:
+            reason = reply["failure"]["reason"]
+            assert isinstance(reason, str) and reason
+            return "dropped"
+        assert reply["metrics"]["num-examples"] > 0
+        return "accepted"
+
+    def _ask(self, kind: str, content: RecordDict) -> RecordDict:
+        task = Task(kind.removeprefix("train."), self._settings, round=1, client=0)  # type: ignore[arg-type]
+        records = {**content, "task": task.to_record()}
+        context = Context(run_id=0, node_id=1, node_config={}, state=RecordDict(), run_config={})
+        return client_app(Message(RecordDict(records), 1, kind), context).content
+
+
+class Amplitudes:
+    """Amplitudes of other clients, as a station sends them to a client that trains with them."""
+
+    name = "client: amplitudes"
+
+    def __init__(self) -> None:
+        self._settings = small_settings(
+            client_method="elcfs", server_rule="avg", dataset_params="examples=24"
+        )
+        data = load_data(self._settings).spec
+        method = build_method(self._settings, data)
+        self._model = build_model(self._settings, data, method).state_dict()
+        bank = torch.rand(4, 4, 1, 1, 1, generator=torch.Generator().manual_seed(0))
+        self._honest = RecordDict(
+            {"shared": state_to_record({"bank": bank, "present": torch.ones(4)})}
+        )
+        assert self.check(self._honest) == "accepted"
+
+    def make(self, rng: Random) -> Any:
+        return spoil(self._honest, rng)
+
+    def check(self, given: Any) -> str:
+        if isinstance(given, Error):
+            return "dropped"
+        task = Task("train", self._settings, round=1, station_round=1, client=0)
+        records = {**given, "task": task.to_record(), "model": state_to_record(self._model)}
+        context = Context(run_id=0, node_id=1, node_config={}, state=RecordDict(), run_config={})
+        reply = client_app(Message(RecordDict(records), 1, "train"), context).content
+        if "failure" in reply:
+            assert reply["failure"]["reason"]
+            return "dropped"
+        for name, value in record_to_state(reply["model"]).items():
+            assert bool(torch.isfinite(value).all()), name
+        return "accepted"
+
+
 class Places:
     """Answers to the question who a node is."""
 
@@ -342,7 +434,7 @@ def is_sound(given: RecordDict | Error, honest: RecordDict) -> bool:
         return False
     if metrics["num-examples"] != int(metrics["num-examples"]) or metrics["num-examples"] < 0:
         return False
-    for key in ("model", "shared", "statistics"):
+    for key in ("model", "shared", "statistics", "profiles"):
         if key in honest and key in given:
             if given[key].keys() != honest[key].keys():
                 return False
@@ -356,6 +448,8 @@ def is_sound(given: RecordDict | Error, honest: RecordDict) -> bool:
                     or not np.isfinite(sent).all()
                 ):
                     return False
+                if name == "counts" and ((sent < 0).any() or sent.sum() > metrics["num-examples"]):
+                    return False
                 if key == "statistics" and (sent[1] < sent[0] ** 2 * (1 - 1e-6)).any():
                     return False
     return True
@@ -364,8 +458,16 @@ def is_sound(given: RecordDict | Error, honest: RecordDict) -> bool:
 def make_targets() -> list[Target]:
     return [
         ClientReplies("client: train, with Grams", "train"),
+        ClientReplies(
+            "client: train, with profiles",
+            "train",
+            rule_params="profiles=true",
+            station_start="own",
+        ),
         ClientReplies("client: train, mtgc", "train", server_rule="mtgc"),
-        ClientReplies("client: train, fedrc", "train", server_rule="fedrc"),
+        ClientReplies("client: train, fedrc-weights", "train", server_rule="fedrc-weights"),
+        ClientReplies("client: train, fedhisyn", "train", server_rule="fedhisyn", **RING),
+        Amplitudes(),
         ClientReplies("client: train, bounded", "train", bound_factor=2, claim_factor=3),
         ClientReplies("client: train, robust", "train", bound_factor=2, robust_clients="median"),
         ClientReplies("client: measure", "train.measure", gram_model="station"),
@@ -373,10 +475,11 @@ def make_targets() -> list[Target]:
         ClientReplies("client: look", "train.look", "look"),
         ClientReplies("client: evaluate", "evaluate", "evaluate"),
         ClientReplies("client: evaluate, f1", "evaluate", "evaluate", metrics="f1"),
+        Changes(),
         Places(),
         StationReplies("station: train, hfedatm", "train"),
         StationReplies("station: train, mtgc", "train", server_rule="mtgc"),
-        StationReplies("station: train, fedrc", "train", server_rule="fedrc"),
+        StationReplies("station: train, fedrc-weights", "train", server_rule="fedrc-weights"),
         StationReplies("station: train, bounded", "train", bound_factor=2, claim_factor=3),
         StationReplies("station: prepare", "train.prepare"),
         StationReplies("station: evaluate", "evaluate"),

@@ -23,6 +23,7 @@ def targets(tmp_path_factory):
         yield fuzz.all_targets(tmp_path_factory.mktemp("fuzz"))
 
 
+@pytest.mark.slow
 def test_nothing_that_is_sent_breaks_anything(targets):
     counts = fuzz.divide(MUTATIONS, targets)
     assert sum(counts.values()) == MUTATIONS and min(counts.values()) > 0

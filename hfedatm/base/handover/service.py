@@ -42,10 +42,12 @@ def hand_over(
     *,
     timeout: float = float("inf"),
     poll: float = 0.05,
-    start_timeout: float = 120.0,
+    silence: float = 120.0,
     max_starts: int = 3,
 ) -> RecordDict:
     """Hand a job to a worker and return its answer.
+
+    A worker that is on its way is waited for until ``timeout``, however slow the machine is.
 
     Parameters
     ----------
@@ -59,49 +61,55 @@ def hand_over(
         Seconds to wait for the answer.
     poll
         Seconds between two looks at the spool.
-    start_timeout
-        Seconds that a worker may take to begin.
+    silence
+        Seconds after which a worker that cannot be started, or about which nothing can be learnt,
+        is given up.
     max_starts
         Most workers that are started for this job before it is given up.
     """
     deadline = time.monotonic() + timeout
-    job = worker.spool.submit(run_id, message_id, content)
     starts = 0
     trouble = "it ended before the job was done"
-    while not job.done:
-        if time.monotonic() > deadline:
-            raise HandoverError(f"the {worker.what} did not finish the job within {timeout:.3g} s")
-        if not worker.spool.served:
-            if starts == max_starts:
-                raise HandoverError(f"tried {starts} {worker.what}s for this job: {trouble}")
-            starts += 1
-            trouble = _bring_up(worker, job, start_timeout, poll) or trouble
-        time.sleep(poll)
-    return job.answer()
+    with worker.spool.submit(run_id, message_id, content) as job:
+        while not job.done:
+            if time.monotonic() > deadline:
+                raise HandoverError(
+                    f"the {worker.what} did not finish the job within {timeout:.3g} s"
+                )
+            if not worker.spool.served:
+                if starts == max_starts:
+                    raise HandoverError(f"tried {starts} {worker.what}s for this job: {trouble}")
+                starts += 1
+                trouble = _bring_up(worker, job, silence, deadline, poll) or trouble
+            time.sleep(poll)
+        return job.answer()
 
 
-def _bring_up(worker: Worker, job: Job, timeout: float, poll: float) -> str:
-    """Start a worker and wait until it serves the spool; return what went wrong."""
-    deadline = time.monotonic() + timeout
+def _bring_up(worker: Worker, job: Job, silence: float, deadline: float, poll: float) -> str:
+    """Start a worker and wait until it serves the spool; return why it has ended instead."""
     submitted = False
-    trouble = ""
+    heard = time.monotonic()
     while time.monotonic() < deadline:
         try:
             if not submitted:
                 worker.start()
-                submitted, trouble = True, "it has not begun"
+                submitted = True
             elif ended := worker.ended():
                 return ended
+            heard = time.monotonic()
         except UserError as error:  # a station's SuperLink may be restarting
-            trouble = str(error)
-            log.warning("%s", trouble)
+            log.warning("%s", error)
+            if time.monotonic() - heard > silence:
+                raise HandoverError(
+                    f"no sign of a {worker.what} for {silence:.3g} s: {error}"
+                ) from None
         # Asking a SuperLink starts a process, whose CPU time the starting run needs.
         look_again = time.monotonic() + (200 if submitted else 40) * poll
         while time.monotonic() < look_again:
             if worker.spool.served or job.done:
                 return ""
             time.sleep(poll)
-    return f"{trouble} after {timeout:.0f} s"
+    return ""
 
 
 def serve(

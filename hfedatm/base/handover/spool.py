@@ -6,13 +6,16 @@ it half written, and an answered job is never done again.
 
 The process that serves the spool holds a lock on its ``lease`` file. The kernel releases the lock
 as soon as that process ends, however it ends, so a dead server is noticed at once and two living
-servers can never serve the same spool.
+servers can never serve the same spool. In the same way, the process that asks holds a lock on the
+``.asking`` file of its job: a request for which nobody waits any more is withdrawn. So several runs
+can use one spool at once; their jobs queue.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -58,6 +61,30 @@ class Job:
         return self.stem.with_suffix(".error")
 
     @property
+    def asking(self) -> Path:
+        """The file on which the process that waits for the answer holds a lock."""
+        return self.stem.with_suffix(".asking")
+
+    @contextmanager
+    def wait(self) -> Iterator[None]:
+        """Show, until the block ends, that this process waits for the answer."""
+        while True:
+            with self.asking.open("a") as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
+                if _is_at(file, self.asking):  # else it was withdrawn between the two lines above
+                    yield
+                    return
+
+    def withdraw(self) -> bool:
+        """Remove the request if nobody waits for its answer; return whether nobody does."""
+        with self.asking.open("a") as file:
+            if not _lock(file):
+                return False
+            _remove(self.request)
+            self.asking.unlink(missing_ok=True)
+            return True
+
+    @property
     def done(self) -> bool:
         """Whether the job has been answered."""
         return self.result.exists() or self.error.exists()
@@ -92,39 +119,48 @@ class Spool:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lease = folder / "lease"
 
-    def submit(self, run_id: int, message_id: str, content: RecordDict) -> Job:
-        """Put a job into the spool, unless it is already there or answered.
+    @contextmanager
+    def submit(self, run_id: int, message_id: str, content: RecordDict) -> Iterator[Job]:
+        """Put a job into the spool, unless it is there or answered, and wait for it in the block.
 
-        A node handles one message at a time, so a new message means that nobody waits for the
-        older requests any more; they are withdrawn.
+        When the block ends, or this process does, nobody waits for the job any more.
         """
         # The id comes over the network and becomes a file name: only its digest is used.
         digest = hashlib.sha256(message_id.encode()).hexdigest()[:24]
         job = Job(self.folder / f"{run_id}-{digest}")
-        for other in self.folder.glob("*.request*"):
-            if other != job.request:
-                _remove(other)
-        if not job.done and not job.request.exists():
-            recordfile.save(content, job.request)
-        return job
+        with job.wait():
+            if not job.done and not job.request.exists():
+                recordfile.save(content, job.request)
+            yield job
 
     def waiting(self) -> Job | None:
-        """Return a job that has no answer yet."""
-        for request in self.folder.glob("*.request"):
+        """Return the oldest job that has no answer and for which somebody waits."""
+        for request in sorted(self.folder.glob("*.request"), key=_age, reverse=True):
             job = Job(request.with_suffix(""))
-            if not job.done:
+            if job.done:  # its server died after it answered and before it removed the request
+                _remove(request)
+            elif not job.withdraw():
                 return job
-            _remove(request)  # its server died after it answered and before it removed the request
         return None
 
     def forget(self, keep: int = 2) -> None:
-        """Delete all but the newest `keep` answers, and half-written ones of killed processes."""
+        """Delete all but the newest `keep` answers of those for which nobody waits.
+
+        Also delete what killed processes have left.
+        """
         answers = [*self.folder.glob("*.result"), *self.folder.glob("*.error")]
-        answers.sort(key=_age)
-        # Keep half-written requests: they are being written, or the next message withdraws them.
-        half = [path for path in half_written(self.folder) if ".request." not in path.name]
-        for path in answers[keep:] + half:
-            _remove(path)
+        for path in sorted(answers, key=_age)[keep:]:
+            if Job(path).withdraw():
+                _remove(path)
+        for path in half_written(self.folder):
+            # Whoever writes a request waits for its answer.
+            job = Job(path.with_name(path.name.partition(".")[0]))
+            if ".request." not in path.name or job.withdraw():
+                _remove(path)
+        for path in self.folder.glob("*.asking"):
+            job = Job(path)
+            if not job.done and not job.request.exists():
+                job.withdraw()
 
     @property
     def served(self) -> bool:
@@ -158,6 +194,14 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    """Return whether an open file is the one that has this name now."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _lock(file: IO[str]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -164,17 +164,43 @@ def _check_privacy(policy: Policy, s: Settings, kind: str, grams: bool) -> None:
 
 def _check_look(policy: Policy, s: Settings) -> None:
     """Refuse to send statistics of a merged model, which are neither noised nor summed securely."""
-    p, asked, allowed = policy.privacy, "a second look at the merged model", "none"
-    if not p.second_look:
-        _refuse("rule-params", asked, allowed, "privacy.second-look")
-    if p.least_mechanism != "none":
-        _refuse("rule-params", asked, allowed, "privacy.least-mechanism")
-    if p.run_epsilon is not None or p.total_epsilon is not None:
-        _refuse("rule-params", asked, allowed, _epsilon_key(policy))
-    if p.dp_sgd:
-        _refuse("rule-params", asked, allowed, "privacy.dp-sgd")
+    _check_exact(policy, "rule-params", "a second look at the merged model", "second-look")
     if policy.secure_sum.required:
-        _refuse("rule-params", asked, allowed, "secure-sum.required")
+        _refuse("rule-params", "a second look at the merged model", "none", "secure-sum.required")
+
+
+def check_revealed(policy: Policy, names: Iterable[str]) -> None:
+    """Refuse a method that sends more than a model (`Method.reveals`), unless the owner allows it.
+
+    With secure aggregation the station sees these numbers only as part of the sum.
+    """
+    if policy.is_owners:
+        for name in names:
+            _check_exact(policy, "client-method, server-rule", name.replace("-", " "), name)
+
+
+def check_profiles(policy: Policy, least: int) -> None:
+    """Refuse class profiles unless the owner allows them, of classes with so few examples."""
+    if not policy.is_owners:
+        return
+    _check_exact(policy, "rule-params", "class profiles", "class-profiles")
+    field = "privacy.least-class-examples"
+    _at_least("profile_examples", least, policy.privacy.least_class_examples, field)
+    if policy.secure_sum.required:
+        _refuse("rule-params", "class profiles", "none", "secure-sum.required")
+
+
+def _check_exact(policy: Policy, setting: str, asked: str, key: str) -> None:
+    """Refuse exact numbers unless the owner allows them and asks for no noise anywhere."""
+    p = policy.privacy
+    if not getattr(p, key.replace("-", "_"), False):
+        _refuse(setting, asked, "none", f"privacy.{key}")
+    if p.least_mechanism != "none":
+        _refuse(setting, asked, "none", "privacy.least-mechanism")
+    if p.run_epsilon is not None or p.total_epsilon is not None:
+        _refuse(setting, asked, "none", _epsilon_key(policy))
+    if p.dp_sgd:
+        _refuse(setting, asked, "none", "privacy.dp-sgd")
 
 
 def check_sigma(policy: Policy, sigma: float) -> None:

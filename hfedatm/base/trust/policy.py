@@ -102,6 +102,29 @@ class Privacy(_Section):
         description="whether means and variances of BatchNorm inputs of a merged model leave "
         "without noise (second_look of the rule hfedatm)",
     )
+    class_counts: bool = Field(
+        False,
+        description="whether numbers or shares of examples by class leave without noise (the rule "
+        "fedrc-clusters)",
+    )
+    class_profiles: bool = Field(
+        False,
+        description="whether mean activations per class, and numbers of examples by class, leave "
+        "without noise (profiles of the rule hfedatm)",
+    )
+    least_class_examples: int | None = Field(
+        None, ge=2, description="fewest examples of a class whose mean activations leave"
+    )
+    amplitudes: bool = Field(
+        False,
+        description="whether low-frequency amplitude spectra of single images leave without noise "
+        "(the client method elcfs)",
+    )
+    model_to_peers: bool = Field(
+        False,
+        description="whether other clients get the model that this node trained, not only a mean "
+        "(the rule fedhisyn)",
+    )
     insecure_seed: bool = Field(
         False, description="whether a run may make the noise predictable, which protects nobody"
     )

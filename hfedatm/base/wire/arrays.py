@@ -136,14 +136,15 @@ def _check_definite(gram: Gram, name: str, expected: Expected) -> None:
     """Refuse a matrix that cannot be a Gram.
 
     A client's noise makes its Gram indefinite, and the station repairs the mean. A station's Gram
-    is shrunk and has been rounded twice.
+    is shrunk and has been rounded twice, and once more by every further level of stations.
     """
     station, rounding = expected.tier == "station", _ROUNDING[expected.gram_dtype]
     if gram_mechanism(expected.settings).noised and not station:
         return
     if bool((gram.diagonal() < 0).any()):
         raise BadReply(f"grams: {name} has a negative diagonal, which no Gram has")
-    if not is_semidefinite(gram, rounding * (1 + station), expected.alpha):
+    times = 1 + expected.height if station else 1
+    if not is_semidefinite(gram, rounding * times, expected.alpha):
         raise BadReply(f"grams: {name} is not positive semi-definite, as every Gram is")
 
 

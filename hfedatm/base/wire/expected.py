@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hfedatm.base.class_profiles import ProfileShapes
 from hfedatm.base.settings import Settings
 from hfedatm_core.tensors import State
 
@@ -56,6 +57,10 @@ class Expected:
         Whether the reply is a secure sum, which reports its clients and their bytes as numbers.
     shrunk
         Whether a station has shrunk its Grams.
+    height
+        Levels of stations up to the sender: 1 for a station with clients. Every level rounds Grams.
+    profiles
+        The class profiles that the reply must have.
     """
 
     settings: Settings
@@ -68,6 +73,8 @@ class Expected:
     together: int = 1
     secure: bool = False
     shrunk: bool = True
+    height: int = 1
+    profiles: ProfileShapes | None = None
 
     @property
     def most_examples(self) -> int:
@@ -97,8 +104,11 @@ class Expected:
     @property
     def most_bytes(self) -> int:
         """Most bytes of an honest reply; ``max-reply-mb`` may lower the limit."""
+        profiles = self.profiles.template() if self.profiles else {}
         arrays = sum(
-            t.numel() * t.element_size() + PER_ARRAY + len(n) for n, t in self.arrays.items()
+            t.numel() * t.element_size() + PER_ARRAY + len(n)
+            for some in (self.arrays, profiles)
+            for n, t in some.items()
         )
         grams = sum(self._gram(width) + len(name) for name, width in self.layers.items())
         return lowered(arrays + grams + ALLOWANCE, self.settings)

@@ -10,6 +10,7 @@ from flwr.app import MetricRecord, RecordDict
 
 from hfedatm.base.records import BadReply, find_record
 from hfedatm.base.text import printable
+from hfedatm.base.tiers import DEEPEST
 
 Metrics = dict[str, float]
 
@@ -22,9 +23,17 @@ LONGEST = 1e9
 MOST_METRICS = 64
 MOST_SCORES = 512
 """Most numbers of an evaluation, which has two for each domain."""
+MOVED = "channels-moved"
+"""Channels that a station of stations has moved, itself or below."""
+STATION_BYTES = "station-bytes-up"
+"""Bytes that the stations below a station have sent to their parents."""
+ANSWERED = "stations-at-"
+"""Beginning of the names under which it counts the stations of a level that answered."""
+BY_STATIONS = (MOVED, STATION_BYTES, *(f"{ANSWERED}{level}" for level in range(2, DEEPEST)))
+"""Numbers that only stations of stations report."""
 _AMOUNTS = {
     **dict.fromkeys(("seconds", "gram-seconds"), LONGEST),
-    **dict.fromkeys(("epsilon", "bytes-up", "gram-bytes-up"), LARGEST),
+    **dict.fromkeys(("epsilon", "bytes-up", "gram-bytes-up", *BY_STATIONS), LARGEST),
 }
 """Numbers that must not be negative, and their largest values."""
 _NAME = re.compile(r"\w[\w .,:/+()=@&'-]{0,99}")

@@ -18,17 +18,21 @@ from hfedatm.base.text import printable
 from hfedatm.base.wire.arrays import read_grams, read_state
 from hfedatm.base.wire.expected import ALLOWANCE, Expected, Tier
 from hfedatm.base.wire.numbers import (
+    BY_STATIONS,
     LARGEST,
     LARGEST_LOSS,
     MOST_SCORES,
+    MOVED,
     Metrics,
     count,
     need,
     read_counts,
     read_metrics,
 )
+from hfedatm.base.wire.profiles import read_profiles
 from hfedatm_core import Update
 from hfedatm_core.grams.gram import Gram
+from hfedatm_core.profiles import Profiles
 
 V = TypeVar("V")
 MOST_NODES = 1_000_000
@@ -42,8 +46,8 @@ class NodeUpdate:
     ----------
     node, name
         The sender: its logical id, and its name in messages.
-    state, grams
-        The requested tensors and Grams; empty if none were requested.
+    state, grams, profiles
+        The requested tensors, Grams and class profiles; empty if none were requested.
     examples, clients
         The numbers of examples and clients behind the update.
     weight
@@ -54,6 +58,8 @@ class NodeUpdate:
         Bytes sent: all arrays, those of Grams, and those that the node's own children sent to it.
     failures, cuts
         Children that the node left out, and those whose update it cut back.
+    absent
+        Tensors on which the update has no vote, because the node's model lacks them.
     """
 
     node: int
@@ -61,6 +67,7 @@ class NodeUpdate:
     examples: int
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     grams: dict[str, Gram] = field(default_factory=dict)
+    profiles: Profiles | None = None
     clients: int = 1
     weight: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -69,10 +76,21 @@ class NodeUpdate:
     bytes_below: int = 0
     failures: tuple[Failure, ...] = ()
     cuts: tuple[Failure, ...] = ()
+    absent: frozenset[str] = frozenset()
 
     def as_update(self) -> Update:
         """Return the part of the reply that is merged."""
-        return Update(self.state, self.grams, self.examples, self.clients, self.name, self.metrics)
+        return Update(
+            self.state,
+            self.grams,
+            self.examples,
+            self.clients,
+            self.name,
+            self.metrics,
+            moved=int(self.metrics.get(MOVED, 0)),
+            profiles=self.profiles,
+            absent=self.absent,
+        )
 
 
 @dataclass(frozen=True)
@@ -165,6 +183,8 @@ def read_update(
     """
     content = open_reply(message, expected.most_bytes)
     metrics = read_metrics(content)
+    if expected.height == 1:  # only a station of stations reports these
+        metrics = {name: value for name, value in metrics.items() if name not in BY_STATIONS}
     examples = count(metrics, "num-examples", expected.most_examples)
     need(metrics, expected.needed)
     expected.check(metrics)
@@ -174,6 +194,7 @@ def read_update(
     state = read_state(content, expected) if expected.arrays else {}
     grams = read_grams(content, expected) if expected.layers else {}
     gram_bytes = content["grams"].count_bytes() if grams else 0
+    profiles = read_profiles(content, expected, examples) if expected.profiles else None
     size = content_bytes(content)
     if expected.secure:
         size, gram_bytes = below, min(int(metrics.get("gram-bytes-up", 0)), below)
@@ -186,6 +207,7 @@ def read_update(
         examples=examples,
         state=state,
         grams=grams,
+        profiles=profiles,
         clients=clients,
         weight=weight,
         metrics=metrics,

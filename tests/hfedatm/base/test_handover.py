@@ -11,7 +11,7 @@ from hfedatm.base.handover.service import do, hand_over, serve
 from hfedatm.base.handover.spool import HandoverError, Job, Spool
 from hfedatm.deploy.flower import FlowerError
 
-QUICK = {"poll": 0.01, "start_timeout": 120.0}
+QUICK = {"poll": 0.01}
 
 
 def content(number):
@@ -147,8 +147,80 @@ def test_a_run_that_never_begins_names_the_reason(station):
         raise FlowerError("no SuperLink at 127.0.0.1")
 
     run.start = refuse
-    with pytest.raises(HandoverError, match="no SuperLink at 127.0.0.1 after 0 s"):
-        hand_over(content(5), 1, "m", run, poll=0.01, start_timeout=0.1)
+    with pytest.raises(HandoverError, match="no sign of a station run for 0.1 s: no SuperLink at"):
+        hand_over(content(5), 1, "m", run, poll=0.01, silence=0.1)
+
+
+def test_a_slow_run_is_waited_for_as_long_as_its_link_knows_it(station):
+    """On a busy machine a run may take minutes to begin; only silence is a reason to give up."""
+    run = station()
+    start, asked = run.start, []
+
+    def ended():
+        asked.append(True)
+        if len(asked) == 3:
+            start()
+        return ""
+
+    run.start, run.ended = lambda: None, ended
+    assert number_of(hand_over(content(5), 1, "m", run, poll=0.001, silence=0.0)) == 10
+    assert len(asked) >= 3
+
+
+def test_jobs_of_two_runs_queue(station):
+    """A run's job does not withdraw that of another run."""
+    slow = station(lambda job: time.sleep(0.2) or double(job))
+    answers = {}
+
+    def ask(number):
+        run = ProcessRun(slow.spool.folder)
+        run.start, run.ended = slow.start, slow.ended
+        answers[number] = number_of(hand_over(content(number), number, "m", run, **QUICK))
+
+    slow.start()
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(1, 6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert answers == {number: 2 * number for number in range(1, 6)}
+
+
+def test_a_job_nobody_waits_for_is_not_done(tmp_path):
+    spool = Spool(tmp_path)
+    context = multiprocessing.get_context("fork")
+
+    def ask():
+        with spool.submit(1, "m", content(1)):
+            os._exit(9)  # killed while it waits
+
+    asking = context.Process(target=ask)
+    asking.start()
+    asking.join()
+    assert list(tmp_path.glob("*.request"))
+    assert spool.waiting() is None
+    assert not list(tmp_path.glob("1-*"))
+
+
+def test_asking_while_another_looks_never_loses_the_request(tmp_path):
+    """Whoever asks is never withdrawn, whenever the other side looks."""
+    spool, stop = Spool(tmp_path), threading.Event()
+
+    def look():
+        while not stop.is_set():
+            spool.waiting()
+            spool.forget()
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        for number in range(200):
+            with spool.submit(1, f"m{number % 3}", content(number)) as job:
+                for _ in range(3):
+                    assert job.request.exists()
+    finally:
+        stop.set()
+        looker.join()
 
 
 def test_the_server_does_not_wait_for_ever(station):
@@ -191,18 +263,37 @@ def _look(spool, stop):
 def test_old_answers_are_forgotten_and_abandoned_requests_withdrawn(tmp_path):
     spool = Spool(tmp_path)
     for number in range(5):
-        spool.submit(1, f"m{number}", content(number)).finish(content(number))
+        with spool.submit(1, f"m{number}", content(number)) as job:
+            job.finish(content(number))
         os.utime(sorted(tmp_path.glob("*.result"), key=os.path.getmtime)[-1], (number, number))
     spool.forget(keep=2)
     assert len(list(tmp_path.glob("*.result"))) == 2
-    spool.submit(1, "abandoned", content(6))
-    newest = spool.submit(1, "newest", content(7))
-    assert [spool.waiting(), len(list(tmp_path.glob("*.request")))] == [newest, 1]
+    with spool.submit(1, "abandoned", content(6)):
+        pass
+    with spool.submit(1, "newest", content(7)) as newest:
+        assert [spool.waiting(), len(list(tmp_path.glob("*.request")))] == [newest, 1]
+    assert len(list(tmp_path.glob("*.asking"))) == 3  # of two answers and the newest
+
+
+def test_an_answer_that_somebody_waits_for_is_kept(tmp_path):
+    spool = Spool(tmp_path)
+    with spool.submit(1, "first", content(1)) as first:
+        first.finish(content(2))
+        for number in range(5):
+            with spool.submit(2, f"m{number}", content(number)) as job:
+                job.finish(content(number))
+                os.utime(job.result, (10**9 + number, 10**9 + number))
+        os.utime(first.result, (0, 0))
+        spool.forget(keep=1)
+        assert number_of(first.answer()) == 2
+    spool.forget(keep=1)
+    assert len(list(tmp_path.glob("*.result"))) == 1
 
 
 def test_a_message_id_cannot_leave_the_spool(tmp_path):
     spool = Spool(tmp_path / "spool")
-    spool.submit(1, "../../outside", content(1))
+    with spool.submit(1, "../../outside", content(1)):
+        pass
     assert [file.name for file in tmp_path.iterdir()] == ["spool"]
 
 

@@ -100,7 +100,7 @@ class TestKeysOfRules:
     def test_one_at_its_default_is_as_good_as_none(self):
         assert resolve({"ot-solver": "sinkhorn", "ridge": 1e-6}) == resolve({})
 
-    @pytest.mark.parametrize("rule", ["avg", "mtgc", "fedrc"])
+    @pytest.mark.parametrize("rule", ["avg", "mtgc", "fedrc-weights"])
     def test_are_checked_kept_and_ignored_by_a_rule_without_them(self, rule):
         settings = resolve({"preset": "paper", "server-rule": rule, "ot-scope": "all"})
         assert as_config(settings)["ot-scope"] == "all"

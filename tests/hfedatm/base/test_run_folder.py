@@ -16,7 +16,7 @@ from helpers import (
 )
 from safetensors import safe_open
 
-import hfedatm.base.results
+import hfedatm.base.checkpoints
 import hfedatm.runtime.local as local
 from hfedatm.base.errors import UserError
 from hfedatm.base.resolving import as_config
@@ -64,6 +64,7 @@ class TestFiles:
         assert names == {
             "config.json", "rounds.jsonl", "summary.json", "last.safetensors", "best.safetensors",
             f"server-{ROUNDS}.safetensors",  # the mean that stations would go on from
+            "previous.safetensors", f"server-{ROUNDS - 1}.safetensors",
         }  # fmt: skip
 
     def test_config_has_settings_versions_and_seed(self, folder):
@@ -194,7 +195,7 @@ class TestResume:
     @pytest.mark.parametrize("moment", ["before the model", "before the line", "in the line"])
     @pytest.mark.parametrize("name", ["fedavg", "fediir: shared by the server"])
     def test_killed_while_a_round_is_saved(self, tmp_path, monkeypatch, whole, name, moment):
-        real_save, real_append = hfedatm.base.results._save, RunFolder._append
+        real_save, real_append = hfedatm.base.checkpoints.save_tensors, RunFolder._append
 
         def save(path, state, metadata=None):
             if path.name == "last.safetensors" and metadata["round"] == "2":
@@ -211,7 +212,7 @@ class TestResume:
 
         with monkeypatch.context() as patch:
             if moment == "before the model":
-                patch.setattr(hfedatm.base.results, "_save", save)
+                patch.setattr(hfedatm.base.checkpoints, "save_tensors", save)
             else:
                 patch.setattr(RunFolder, "_append", append)
             with pytest.raises(Killed):

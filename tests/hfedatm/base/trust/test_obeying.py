@@ -111,7 +111,7 @@ def test_an_installed_entry_point_needs_no_listing(policy, monkeypatch):
         )
     policy(code={"allowed": ["helpers:tiny_data"]})
     assert "model" in ask(small_settings(model="helpers:tiny_net"))
-    from hfedatm.base.building import _builder
+    from hfedatm.base.networks import _builder
 
     _builder.cache_clear()
     assert _builder("net", "") is not None
