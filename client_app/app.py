@@ -46,6 +46,7 @@ def train(message: Message, context: Context) -> RecordDict:
     if work.task.send_grams:
         trained = time.perf_counter()
         reply["grams"] = grams_to_record(work.grams(), work.gram_dtype)
+        reply.update(work.profiles())
         metrics["gram-seconds"] = time.perf_counter() - trained
     metrics |= work.spend()
     metrics |= {"num-examples": work.num_examples, "seconds": time.perf_counter() - started}
@@ -61,13 +62,13 @@ def measure(message: Message, context: Context) -> RecordDict:
 
     work = _work(message, context)
     started = time.perf_counter()
-    grams = grams_to_record(work.grams(), work.gram_dtype)
+    arrays = {"grams": grams_to_record(work.grams(), work.gram_dtype), **work.profiles()}
     metrics = {
         "num-examples": work.num_examples,
         "gram-seconds": time.perf_counter() - started,
         **work.spend(),
     }
-    return work.deliver(RecordDict({"grams": grams, "metrics": MetricRecord({**metrics})}))
+    return work.deliver(RecordDict({**arrays, "metrics": MetricRecord({**metrics})}))
 
 
 @app.train("look")

@@ -17,12 +17,17 @@ from hfedatm.base.building import (
     build_method,
     build_metrics,
     build_model,
+    build_rule,
     example_grams,
     gram_options,
     pick_device,
+    trace_channels,
 )
+from hfedatm.base.class_profiles import profiles_to_record
 from hfedatm.base.errors import UserError
 from hfedatm.base.evaluation import evaluate
+from hfedatm.base.index_maps import read_maps
+from hfedatm.base.kept_model import KeptModel
 from hfedatm.base.learning import find_augmentations
 from hfedatm.base.memory import NodeMemory
 from hfedatm.base.metric_sums import no_sums
@@ -31,14 +36,15 @@ from hfedatm.base.privacy_settings import (
     gram_examples,
     gram_mechanism,
     is_private,
-    why_no_look,
+    why_not_exact,
 )
 from hfedatm.base.records import Task, find_record, record_to_state
 from hfedatm.base.schedule import learning_rate
 from hfedatm.base.seeding import derive, seed_torch
+from hfedatm.base.trust.checking import check_profiles, check_revealed
 from hfedatm.base.trust.policy import Policy
-from hfedatm.contracts import State, TrainingContext
-from hfedatm_core import Gram, collect_grams
+from hfedatm.contracts import Method, State, TrainingContext
+from hfedatm_core import Gram, collect_grams, collect_profiles
 from hfedatm_core.data import concat
 from hfedatm_core.grams.by_layer import distinct
 from hfedatm_core.grams.encoding import WireType
@@ -68,25 +74,32 @@ class LocalWork:
                 f"dp-sgd: client-method = {settings.client_method!r} mixes examples or sends "
                 "more than the model, which DP-SGD does not cover"
             )
+        if self.task.kind in ("prepare", "train"):
+            check_revealed(Policy.current(), method.reveals)
+        self._profiled = build_rule(settings).wants_profiles(settings, self.task.round)
+        if self._profiled and self.task.kind in ("train", "measure"):
+            check_profiles(Policy.current(), self._profiled)
         self.data = client_data(settings, self.task.client, context.node_config)
-        self.method = build_method(settings, self.data.spec)
-        self.received = record_to_state(content["model"])  # type: ignore[arg-type]
+        self.method = build_method(settings, self.data.spec, self.task.client)
+        name, root = f"client-{self.task.client}", context.node_config.get("state-dir")
+        self.memory = NodeMemory(self.task.run, name, root)  # type: ignore[arg-type]
+        self._kept = KeptModel(self.task, name, root)  # type: ignore[arg-type]
+        self.received = self._kept.received(content)
         shared = find_record(content, "shared", ArrayRecord)
         self.shared = record_to_state(shared) if shared else {}
+        self.maps = read_maps(content, self.received, self.task.round)
         self.model = build_model(settings, self.data.spec, self.method)
         self.model.load_state_dict(self.received)
-        self.memory = NodeMemory(
-            self.task.run,
-            f"client-{self.task.client}",
-            context.node_config.get("state-dir"),  # type: ignore[arg-type]
-        )
         self.num_examples = len(self.data.train)
         start = Start.of(content)
         self.asked = start.asked if start else 1
         self.privacy = self._privacy() if is_private(settings) else None
         self.model.to(self.device)
         self._moment = (self.task.round, self.task.station_round)
-        self._seed = derive(settings.seed, "client", self.task.client, *self._moment)
+        hop = (self.task.hop,) if self.task.hop else ()
+        self._seed = derive(settings.seed, "client", self.task.client, *self._moment, *hop)
+        # A further hop goes on from what the hop before it kept in the same station round.
+        self._before = (self.task.round, self.task.station_round + bool(hop))
 
     def share(self) -> State:
         """Return the arrays that the method averages before the round."""
@@ -100,13 +113,14 @@ class LocalWork:
         with self._reproducible():
             if self.settings.train_fn:
                 return self._train_with(load_train_fn(self.settings))
-            self.method.begin(self.model, self.shared, self.memory.load(before=self._moment))
+            self.method.begin(self.model, self.shared, self._remembered(self.method))
             lr = learning_rate(self.settings, *self._moment)
             if self.settings.dp_sgd:
                 loss = self._train_privately(lr)
             else:
                 shuffled = self._batches(derive(self._seed, "order"))
                 loss = train_locally(self.model, self.method, shuffled, self.settings, lr)
+                self.method.finish(self.model, self._validation() if self._may_score() else ())
         if kept := self.method.remember():
             self.memory.save(self._moment, kept)
         if self.settings.dp_sgd:
@@ -120,7 +134,7 @@ class LocalWork:
             lr=learning_rate(self.settings, *self._moment),
             validation=self._validation(),
             device=self.device,
-            memory=self.memory.load(before=self._moment),
+            memory=self._remembered(),
             task=self.method.task,
         )
         shuffled = self._batches(derive(self._seed, "order"))
@@ -131,6 +145,19 @@ class LocalWork:
             kept = {name: tensor.detach() for name, tensor in context.memory.items()}
             self.memory.save(self._moment, kept)
         return sendable(metrics)
+
+    def _remembered(self, method: Method | None = None) -> State:
+        """Return what this client kept, in the channel order of the received model."""
+        follows = method.follows(self.model) if method and self.maps else {}
+        return self.memory.load(
+            self._before,
+            lambda saved, kept: self.maps.moved(saved, kept, self.received, follows),
+        )
+
+    def _may_score(self) -> bool:
+        """Return whether scores on validation examples may leave."""
+        policy = Policy.current()
+        return policy.privacy.evaluate or not policy.is_owners
 
     def _train_privately(self, lr: float) -> float:
         from client_app.private_training import train_privately
@@ -171,6 +198,20 @@ class LocalWork:
                     "examples, or turn on privacy.mechanism"
                 )
         return grams
+
+    def profiles(self) -> dict[str, ArrayRecord]:
+        """Return the record of class profiles that goes with Grams, if the rule asks for it."""
+        if not self._profiled:
+            return {}
+        if why := why_not_exact(self.settings):
+            raise UserError(f"class profiles: refused, because {why}")
+        traced = build_model(self.settings, self.data.spec, self.method)  # on the CPU
+        graph = trace_channels(self.settings, None, traced, self.data.spec)
+        with self._reproducible():
+            found = collect_profiles(
+                self.model, graph, self._batches(), self.data.spec.num_classes
+            ).of_classes_with(self._profiled)
+        return {"profiles": profiles_to_record(found)}
 
     @property
     def gram_dtype(self) -> WireType:
@@ -213,7 +254,7 @@ class LocalWork:
     def norm_moments(self) -> tuple[State, int]:
         """Return the moments of every BatchNorm's input, and how many examples they are from."""
         s = self.settings
-        if why := why_no_look(s):
+        if why := why_not_exact(s):
             raise UserError(f"second look: refused, because {why}")
         if self.num_examples < s.gram_min_rows:
             raise UserError(
@@ -224,7 +265,9 @@ class LocalWork:
         order = derive(self._seed, "look")
         batches = Batches(self.data.train, self.data.spec, LOOK_BATCH, self.device, order)
         with self._reproducible():
-            return norm_moments(self.model, batches)
+            found = norm_moments(self.model, batches, by_batch=self.task.station_round <= 1)
+        self._kept.keep(self.received)
+        return found
 
     def _privacy(self) -> ClientPrivacy | None:
         if self.task.kind not in ("train", "measure"):

@@ -13,11 +13,11 @@ import torch
 
 from hfedatm.base.building import BadData, find_dataset, load_data, target_domain
 from hfedatm.base.errors import UserError
-from hfedatm.base.learning import build_task
+from hfedatm.base.learning import build_task, find_task
 from hfedatm.base.seeding import derive
 from hfedatm.base.settings import Settings
 from hfedatm.base.trust.policy import Policy, PolicyRefusal
-from hfedatm_core.data import DataSpec, Domain, concat
+from hfedatm_core.data import DataSpec, Domain, DomainData, concat
 from hfedatm_core.data.base import match_name
 from hfedatm_core.data.split import client_shares, split_validation, station_order
 
@@ -44,8 +44,22 @@ def shares_of(settings: Settings, data_dir: str | None = None) -> list[dict[str,
         shares = client_shares(data, sources, settings.num_clients, settings.lam, seed)
     except ValueError as error:
         raise UserError(f"stations x clients-per-station: {error}") from None
-    order = station_order(shares, settings.stations, settings.station_assignment)
+    mode, counts = settings.station_assignment, None
+    if mode == "eara":
+        counts = torch.stack([class_counts(settings, data, share) for share in shares])
+    order = station_order(shares, settings.stations, mode, counts)
     return [shares[index] for station in order for index in station]
+
+
+def class_counts(settings: Settings, data: DomainData, share: Mapping[str, torch.Tensor]) -> Any:
+    """Return how many examples of each class a client holds."""
+    if not find_task(settings.task).has_classes:
+        raise UserError(
+            f"station-assignment: eara evens out classes, and task = {settings.task!r} has none: "
+            "set station-assignment=mixed"
+        )
+    held = [data.domains[name].targets[index] for name, index in share.items()]
+    return torch.cat(held).bincount(minlength=data.spec.num_classes)
 
 
 def data_folder(settings: Settings, node_config: Mapping[str, Any], policy: Policy) -> str:
@@ -74,6 +88,12 @@ def client_data(settings: Settings, client: int, node_config: Mapping[str, Any])
     folder = data_folder(settings, node_config, policy)
     if policy.is_owners and "partition-id" in node_config:
         client = int(node_config["partition-id"])
+    elif settings.station_assignment == "eara" and _owns_folder(node_config, policy):
+        raise UserError(
+            "station-assignment: eara divides a data set over clients, but this node has data of "
+            "its own and belongs to the station that it is connected to. 'hfedatm assign' suggests "
+            "stations from class counts; then set station-assignment=domain"
+        )
     try:
         spec, own = _own_domains(settings, client, folder, node_config, policy)
     except UserError as error:
@@ -101,12 +121,17 @@ def client_data(settings: Settings, client: int, node_config: Mapping[str, Any])
     return ClientData(spec, concat(train), validation)
 
 
+def _owns_folder(node_config: Mapping[str, Any], policy: Policy) -> bool:
+    """Return whether all of this node's folder is its own, rather than a share of a data set."""
+    whole = bool(policy.data.folder) or "data-dir" in node_config
+    return whole and "partition-id" not in node_config
+
+
 def _own_domains(
     settings: Settings, client: int, folder: str, node_config: Mapping[str, Any], policy: Policy
 ) -> tuple[DataSpec, list[Domain]]:
     data = load_data(settings, folder)
-    whole = bool(policy.data.folder) or "data-dir" in node_config
-    if whole and "partition-id" not in node_config:
+    if _owns_folder(node_config, policy):
         target = settings.target_domain
         held_out = match_name(target, data.domains, data.aliases)
         own = [d for name, d in data.domains.items() if name != held_out]

@@ -59,12 +59,14 @@ def compact(total: Ledger) -> Ledger:
 class Account:
     """The releases of the run so far, the noise multiplier that was fixed for it, and the total.
 
-    ``total`` holds the releases of all runs together, as they concern one example.
+    ``total`` holds the releases of all runs together, as they concern one example; ``left`` is the
+    epsilon that the owner's policy still allows, for those who watch the node.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
     sigma: float | None = None
     total: Ledger = field(default_factory=Ledger)
+    left: float | None = None
 
 
 class LedgerFile:
@@ -144,4 +146,5 @@ class DataLedgerFile(LedgerFile):
         before = json.loads(self._path.read_text("utf-8")) if self._path.is_file() else {}
         others = [item for item in before.get("runs", {}).items() if item[0] != self._run]
         runs = dict([*others[1 - MOST_RUNS :], (self._run, super()._state(account))])
-        return {"data": self._data, "total": account.total.to_dict(), "runs": runs}
+        state = {"data": self._data, "total": account.total.to_dict(), "runs": runs}
+        return state if account.left is None else {**state, "epsilon-left": account.left}

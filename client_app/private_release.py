@@ -16,6 +16,7 @@ from hfedatm.base.building import build_rule
 from hfedatm.base.errors import UserError
 from hfedatm.base.privacy_settings import gram_mechanism, secure_threshold
 from hfedatm.base.records import Task
+from hfedatm.base.tiers import local_rounds
 from hfedatm.base.trust.checking import check_sigma
 from hfedatm.base.trust.policy import Policy, PolicyRefusal
 from hfedatm_core import Gram
@@ -74,6 +75,8 @@ class ClientPrivacy:
             account.sigma = account.sigma or self.sigma
             account.ledger += self.cost()
             account.total = compact(account.total + self.cost_of_one_example())
+            if limit := self._limit():
+                account.left = limit.epsilon - account.total.epsilon(limit.delta)
             self._file.write(account)
         return account.ledger.epsilon(self.settings.privacy_delta)
 
@@ -142,24 +145,30 @@ class ClientPrivacy:
     def _require(self, account: Account) -> None:
         if self.budget:
             account.ledger.require(self.budget, self.cost(), who=f"client {self.task.client}")
-        most = self._policy.privacy.total_epsilon
-        if most is None:
+        limit = self._limit()
+        if limit is None:
             return
-        limit = Budget(most, self._policy.privacy.most_delta or 1e-5)
         planned = self.cost_of_one_example()
         if account.total.would_exceed(limit, planned):
             after = (account.total + planned).epsilon(limit.delta)
             raise PolicyRefusal(
                 f"privacy.epsilon: with this reply all runs on these data would have spent "
                 f"{after:.4g} at delta = {limit.delta:.3g}; the owner of this node allows at most "
-                f"{most:g} (policy: privacy.total-epsilon)"
+                f"{limit.epsilon:g} (policy: privacy.total-epsilon)"
             )
+
+    def _limit(self) -> Budget | None:
+        """Return what the owner allows all runs on these data to spend together."""
+        allowed = self._policy.privacy
+        if allowed.total_epsilon is None:
+            return None
+        return Budget(allowed.total_epsilon, allowed.most_delta or 1e-5)
 
     def _calibrated(self) -> float:
         assert self.budget is not None, "settings demand epsilon or sigma"
         s, rule = self.settings, build_rule(self.settings)
         rounds = sum(rule.wants_grams(r, s.rounds) for r in range(1, s.rounds + 1))
-        trainings = s.rounds * s.station_rounds if s.dp_sgd else 0
+        trainings = s.rounds * local_rounds(s) if s.dp_sgd else 0
         return calibrate_sigma(
             self.budget,
             self.grams * rounds + trainings,

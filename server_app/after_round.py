@@ -40,8 +40,8 @@ class AfterRound:
         self._folder, self._strategy, self._model = folder, strategy, model
         self._spec, self._target = data.spec, target_domain(settings, data)
         self._device = pick_device(settings)
-        part = frozen_part(settings, data.spec)
-        self._frozen = part.state if part else {}
+        self._part = frozen_part(settings, data.spec)
+        self._frozen = self._part.state if self._part else {}
         self._unseen = Batches(data.domains[self._target], data.spec, 256, self._device)
         self._trackers = open_trackers(settings, folder.path, strategy.done)
         self._started = time.perf_counter()
@@ -73,9 +73,17 @@ class AfterRound:
         """Write and print the outcome; a run in which no round changed the model has failed."""
         rounds = self._folder.rounds()
         summary = summarise(rounds)
+        if self._part:
+            summary["frozen"] = self._part.savings(self._device)
         self._folder.finish(summary)
         self._trackers.finish(summary)
         log.info(outcome(summary, rounds, self._folder.path))
+        if self._part:
+            log.info(
+                "Frozen: %.1f kB of a model not sent, %.2f ms of an example not computed again",
+                summary["frozen"]["bytes_per_model"] / 1e3,
+                summary["frozen"]["seconds_per_example"] * 1e3,
+            )
         if rounds and all(record.kept for record in rounds):
             why = f"no round changed the model; round 1: {rounds[0].kept}"
             for first in rounds[0].failures[:1]:

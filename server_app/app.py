@@ -23,6 +23,7 @@ def main(grid: Grid, context: Context) -> None:
     given["output"] = str(output_of(grid.run.fab_id, str(given.get("output", ""))))
     try:
         with open_run(given) as folder:
+            folder.note_flower_run(context.run_id)
             stations = stations_of(grid, folder.settings)
             Progress(folder.path, folder.settings).follow(stations)
             run_rounds(folder, stations)

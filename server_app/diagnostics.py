@@ -27,6 +27,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from hfedatm.base.batches import Batches
 from hfedatm_core import ChannelGraph, FactorGram, Gram, Merged, Update, forward
 from hfedatm_core.data import DataSpec
+from hfedatm_core.merging import split_products
 from hfedatm_core.tensors import State
 from hfedatm_files import replacing
 
@@ -59,7 +60,9 @@ class RoundDiagnostics:
         """Pass the updates on, and keep a bounded part of each."""
         for update in updates:
             weights = {
-                k: v for k, v in update.state.items() if v.is_floating_point() and v.ndim > 1
+                k: v
+                for k, v in split_products(update.state)[0].items()
+                if v.is_floating_point() and v.ndim > 1
             }
             self._weights = sum(v.numel() for v in weights.values())
             self._kept[update.name] = _within(weights, self._budget)

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hfedatm.base.privacy_settings import statement
-from hfedatm.base.round_record import ACCURACY, Privacy, RoundRecord, labels
+from hfedatm.base.round_record import ACCURACY, Privacy, RoundRecord, SecondLook, labels
 from hfedatm.base.settings import Settings
 from hfedatm.base.text import names_in, number, printable
+from hfedatm.base.tiers import is_deep, levels, rounds_at
 from hfedatm_core.data import DomainData
 
 
@@ -22,10 +23,13 @@ def header(
 ) -> str:
     """Return the header of a run; ``grams`` tells whether clients send Gram matrices."""
     sources = ", ".join(name for name in data.domains if name != target) or "what the sites hold"
+    nodes = f"{settings.stations} stations x {settings.clients_per_station} clients"
+    if is_deep(settings):
+        nodes = f"a tree of {settings.tiers}: {nodes}"
+    rounds = [rounds_at(settings, level) for level in range(1, levels(settings) + 1)]
     lines = [
-        f"HFedATM: {settings.stations} stations x {settings.clients_per_station} clients, "
-        f"{settings.rounds} rounds x {settings.station_rounds} station rounds x "
-        f"{settings.local_epochs} epochs",
+        f"HFedATM: {nodes}, {settings.rounds} rounds x {' x '.join(map(str, rounds))} station "
+        f"rounds x {settings.local_epochs} epochs",
         f"  {settings.dataset}: trains on {sources}; {target} is never seen",
         f"  {settings.model}, trained by {settings.train_fn or settings.client_method}, "
         f"{settings.server_rule} at the server, "
@@ -43,7 +47,8 @@ def round_line(record: RoundRecord, settings: Settings) -> str:
     up, shown = record.bytes_up, labels(names_in(settings.show_metrics), record.numbers)
     parts = [
         f"round {record.round:>3}/{settings.rounds}",
-        f"stations {record.stations.answered}/{record.stations.asked}",
+        "stations "
+        + " ".join(f"{t.answered}/{t.asked}" for t in record.tiers or [record.stations]),
         f"clients {record.clients.answered}",
         "loss -" if record.loss is None else f"loss {record.loss:.3f}",
         *(f"{printable(label)} {number(record.numbers.get(label))}" for label in shown),
@@ -56,13 +61,21 @@ def round_line(record: RoundRecord, settings: Settings) -> str:
     if record.privacy:
         parts.insert(-1, _spent(record.privacy))
     if look := record.second_look:
-        done = f"second look by {look.stations} stations"
-        parts.append(f"NO SECOND LOOK: {printable(look.reason)}" if look.reason else done)
+        parts.append(_looked(look))
     if record.kept:
         parts.append(f"MODEL KEPT: {printable(record.kept)}")
     if record.taken_back:
         parts.append(f"TAKEN BACK: {printable(record.taken_back)}")
     return " | ".join(parts)
+
+
+def _looked(look: SecondLook) -> str:
+    why = f": {printable(look.reason)}" if look.reason else ""
+    if why and not look.passes:
+        return f"NO SECOND LOOK{why}"
+    often = f" in {look.passes} passes" if look.passes > 1 else ""
+    stopped = f", NO PASS {look.passes + 1}{why}" if why else ""
+    return f"second look by {look.stations} stations{often}{stopped}"
 
 
 def outcome(summary: Mapping[str, Any], rounds: Sequence[RoundRecord], folder: Path) -> str:

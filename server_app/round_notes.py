@@ -16,7 +16,10 @@ from hfedatm.base.round_record import (
     StationCounts,
     StationRecord,
 )
+from hfedatm.base.settings import Settings
+from hfedatm.base.tiers import is_deep, levels, stations_at
 from hfedatm.base.wire import NodeUpdate
+from hfedatm.base.wire.numbers import ANSWERED, STATION_BYTES
 from hfedatm_core import Merged
 from hfedatm_core.robust.counting import bounded_counts
 
@@ -49,7 +52,7 @@ class RoundNotes:
         for failure in update.failures:
             self.fail(failure, update.name)
         self.cuts += [_below(update.name, cut) for cut in update.cuts]
-        self.from_stations += update.bytes
+        self.from_stations += update.bytes + int(update.metrics.get(STATION_BYTES, 0))
         self.from_clients += update.bytes_below
 
     def train(self, update: NodeUpdate) -> None:
@@ -84,6 +87,7 @@ class RoundNotes:
         privacy: Privacy | None = None,
         train_seconds: float,
         merge_seconds: float,
+        settings: Settings | None = None,
     ) -> RoundRecord:
         """Return the record of a round up to its merge; ``kept`` says why nothing was merged."""
         examples = sum(station.num_examples for station in self.stations)
@@ -101,10 +105,20 @@ class RoundNotes:
             loss=loss / examples if examples else None,
             metrics=dict(own) if own else None,
             privacy=privacy,
+            tiers=self._tiers(settings) if settings and is_deep(settings) else None,
             kept=kept or None,
             merge=Merge.model_validate(merged.report.to_dict()) if merged else None,
             moved=merged.moved if merged else None,
         )
+
+    def _tiers(self, settings: Settings) -> list[StationCounts]:
+        """Return how many stations of every level answered."""
+        found = [StationCounts(asked=stations_at(settings, 1), answered=len(self.stations))]
+        for level in range(2, levels(settings) + 1):
+            most, name = stations_at(settings, level), f"{ANSWERED}{level}"
+            said = sum((one.model_extra or {}).get(name, 0) for one in self.stations)
+            found.append(StationCounts(asked=most, answered=min(most, int(said))))
+        return found
 
 
 def _below(station: str, failure: Failure) -> Failure:

@@ -25,15 +25,20 @@ from hfedatm.base.building import (
     target_domain,
     trace_channels,
 )
+from hfedatm.base.class_profiles import ProfileShapes
 from hfedatm.base.records import state_to_record
-from hfedatm.base.results import RunFolder, load_weights
+from hfedatm.base.results import RunFolder
 from hfedatm.base.seeding import torch_turn
 from hfedatm.base.settings import Settings
+from hfedatm.base.station_fits import station_fits
+from hfedatm.base.tensor_files import load_weights
 from hfedatm.contracts import Method
+from hfedatm_core import collect_profiles
 from hfedatm_core.data import DataSpec
 from server_app.after_round import AfterRound
 from server_app.narration import header
 from server_app.second_look import norms_to_measure
+from server_app.shapes import StationShapes
 from server_app.strategy import HFedATMStrategy
 
 log = logging.getLogger("hfedatm")
@@ -51,7 +56,9 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
         last = folder.path / "last.safetensors"
         load_weights(model, part.without(state, last) if part else state, last)
     strategy = make_strategy(folder, data.spec, method, model, done)
-    strategy.memory.restore(remembered)
+    if not done:
+        model.load_state_dict(strategy.shapes.start(model.state_dict()))
+    strategy.restore(remembered)
     if scores := [record.source for record in folder.rounds() if record.source]:
         strategy.memory.resume(model.state_dict(), scores[-1], done)
     after_round = AfterRound(folder, strategy, model, data)
@@ -59,9 +66,12 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
     log.info(header(settings, target, data, folder.path, done, bool(strategy.layers)))
     if part:
         log.info("  %s", part.describe(model))
+    reveals = [*method.reveals, *(["class-profiles"] if strategy.profile_shapes else [])]
+    if reveals:
+        log.info("  clients also send: %s", ", ".join(n.replace("-", " ") for n in reveals))
     with _quiet_flower():
         strategy.start(
-            stations,
+            strategy.paced(stations),
             state_to_record(model.state_dict()),
             num_rounds=settings.rounds - done,
             timeout=settings.station_timeout,
@@ -98,11 +108,16 @@ def make_strategy(
         done=done,
         run=folder.id,
     )
+    strategy.shapes = StationShapes(settings, station_fits(settings, spec, method, rule, model))
     strategy.metrics = build_metrics(settings, spec)
     strategy.norms = norms_to_measure(settings, rule, model, spec)
     if rule.needs_grams and measures_all(settings, 1):
         everything = example_grams(settings, model, spec, round=1)
         strategy.all_layers = {name: gram.dim for name, gram in everything.items()}
+    if any(rule.wants_profiles(settings, r) for r in range(1, settings.rounds + 1)):
+        examples = [(spec.example(), method.task.example())]
+        found = collect_profiles(model, strategy.graph, examples, spec.num_classes)
+        strategy.profile_shapes = ProfileShapes.of(found)
     spent = [record.privacy.epsilon for record in folder.rounds() if record.privacy]
     strategy.epsilon = max(spent, default=0.0)
     if settings.station_start == "own":

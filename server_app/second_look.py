@@ -25,11 +25,13 @@ from server_app.round_notes import RoundNotes
 
 @dataclass(frozen=True)
 class Looked:
-    """The mean moments of every BatchNorm's input, and how many stations and examples gave them."""
+    """The mean moments of every BatchNorm's input, and how many examples of which stations."""
 
     moments: State = field(default_factory=dict)
     stations: int = 0
     examples: int = 0
+    nodes: frozenset[int] = frozenset()
+    """Stations that answered and so keep the model, even if their moments were left out."""
 
 
 def norms_to_measure(settings: Settings, rule: Rule, model: nn.Module, spec: DataSpec) -> State:
@@ -44,10 +46,11 @@ def pooled(
     updates: Iterable[NodeUpdate], settings: Settings, start: State, notes: RoundNotes
 ) -> Looked:
     """Return the mean of the stations' moments by examples, each cut back to the usual bounds."""
-    mean, examples = MeanAccumulator(), 0
+    mean, examples, nodes = MeanAccumulator(), 0, set()
     admission = Admission(settings, "stations", start, compare=False)
     for update in updates:
         admission.add(update.as_update())
+        nodes.add(update.node)
         del update
     for admitted in admission:
         mean.add(admitted.state, admitted.num_examples, admitted.name, checked=True)
@@ -58,4 +61,5 @@ def pooled(
     notes.cuts += admission.cut_back()
     admission.close()
     count = mean.count
-    return Looked(mean.result(), count, examples) if count else Looked()
+    moments = mean.result() if count else {}
+    return Looked(moments, count, examples, frozenset(nodes))

@@ -62,11 +62,15 @@ class _Work:
 
     def __call__(self, content: RecordDict) -> RecordDict:
         from hfedatm.base.records import Task
+        from hfedatm.base.tiers import children, require_tier
         from station_app.station import run_station  # late: the client side must start fast
 
         if not self._complete:  # nodes start together: the first job may precede the last client
-            settings = Task.from_record(content["task"]).settings
-            self._roster.wait_for(settings.clients_per_station, settings.join_timeout)
+            task = Task.from_record(content["task"])
+            settings = task.settings
+            number = children(settings, task.level)
+            nodes = self._roster.wait_for(number, settings.join_timeout)
+            require_tier(settings, task.level, {node.tier for node in nodes})
             self._complete = True
         self._clients.begin_job()
         return run_station(self._clients, content)

@@ -50,3 +50,8 @@ def grouped(failures: Iterable[Failure], most: int = 5) -> list[str]:
     for failure in failures:
         nodes.setdefault(failure.reason, []).append(failure.node)
     return [f"{', '.join(who[:most])}: {reason}" for reason, who in list(nodes.items())[:most]]
+
+
+def below(station: str, failure: Failure) -> Failure:
+    """Return a failure that a station reports, under the path of its node."""
+    return Failure(node=f"{station}, {failure.node}", reason=failure.reason)

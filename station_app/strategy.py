@@ -8,89 +8,40 @@ station holds all replies before it averages, in memory that does not grow with 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 
 from hfedatm.base.admission import Admission
 from hfedatm.base.building import measures_all
-from hfedatm.base.errors import UserError
+from hfedatm.base.handover.recordfile import content_bytes
+from hfedatm.base.index_maps import RECORD
+from hfedatm.base.kept_model import Sending
 from hfedatm.base.metric_sums import HeldSums
 from hfedatm.base.own_metrics import OwnMeans, needed
 from hfedatm.base.privacy_settings import clients_asked, gram_examples, gram_mechanism
 from hfedatm.base.records import Task, record_to_state, state_to_record
-from hfedatm.base.round_record import Failure
 from hfedatm.base.seeding import derive
 from hfedatm.base.wire import (
     Expected,
     NodeUpdate,
-    Scores,
-    checked,
     read_scores,
     read_statistics,
     read_update,
 )
-from hfedatm.contracts import Rule, StationRule
-from hfedatm_core import Gram, GramAccumulator, MeanAccumulator, Update
+from hfedatm.contracts.rule import Send
+from hfedatm_core import GramAccumulator, MeanAccumulator, Update
 from hfedatm_core.grams.by_layer import distinct
 from hfedatm_core.robust.counting import bounded_counts, with_domains
 from hfedatm_core.tensors import State
-from station_app.result import grouped
-
-V = TypeVar("V", NodeUpdate, Scores)
+from station_app.hearing import Hearing
 
 
-class TooFewClients(UserError):
-    """Fewer clients than the quorum gave a usable reply."""
-
-
-class StationStrategy(Strategy):
-    """One global round of one station.
-
-    Parameters
-    ----------
-    task
-        Task from the server.
-    layers
-        Linear layers that need a Gram, with their widths; empty when the rule needs none.
-    shared
-        Arrays that every client gets along with the model.
-    rule
-        The server's rule, which may have a part at the station.
-    """
-
-    def __init__(
-        self,
-        task: Task,
-        layers: Mapping[str, int] | None = None,
-        shared: ArrayRecord | None = None,
-        rule: Rule | None = None,
-    ) -> None:
-        self.task = task
-        self.reports = ("loss", *(rule.reports if rule else ()))
-        self.rule = rule
-        self.station_rule = rule.at_station() if rule else StationRule()
-        self.settings, self.layers, self.shared = task.settings, dict(layers or {}), shared
-        self.sums: State = {}
-        """Sums of the evaluation metrics: empty at first, then over all clients."""
-        self.failures: list[Failure] = []
-        self.grams: dict[str, Gram] = {}
-        self.num_examples = self.num_clients = self.bytes_up = self.gram_bytes_up = 0
-        self.gram_seconds = 0.0
-        self.epsilon = 0.0
-        self.cuts: list[Failure] = []
-        """Clients whose update was cut back by a lot, and how."""
-        self.standing: dict[str, float] = {}
-        """Agreement of each client with the others so far."""
-        self._secure = self.settings.secure_aggregation
-
-    def summary(self) -> None:
-        """Log nothing: the server prints one line per round for the whole tree."""
+class StationStrategy(Hearing):
+    """One global round of one station."""
 
     # --- training
 
@@ -105,12 +56,34 @@ class StationStrategy(Strategy):
 
     def expected_update(self, server_round: int) -> Expected:
         """Return the parts that a client's update must have."""
+        due = self._grams_due(server_round)
         return self._expected(
             arrays=self._reference,
-            layers=self.layers if self._grams_due(server_round) else {},
+            layers=self.layers if due else {},
+            profiles=self.profile_shapes if due else None,
             needed=needed(self.settings, self.reports),
             **({"check": self.rule.check_report} if self.rule else {}),
         )
+
+    def gather(
+        self, server_round: int, messages: Sequence[Message], send: Send
+    ) -> Iterator[Message]:
+        """Yield one reply of every client, after as many messages as the rule sends."""
+        expected, passed = self.expected_update(server_round), 0
+
+        def counted(some: Sequence[Message]) -> Iterator[Message]:
+            nonlocal passed
+            for reply in send(some):
+                passed += _size(reply)
+                yield reply
+                del reply
+
+        hear = partial(self.hear, expected=expected)
+        for reply in self.station_rule.gather(messages, counted, hear):
+            passed -= _size(reply)
+            yield reply
+            del reply
+        self.bytes_up += passed  # replies that only went on to another client
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -152,12 +125,12 @@ class StationStrategy(Strategy):
 
     def configure_measure(self, arrays: ArrayRecord, grid: Grid) -> list[Message]:
         """Ask the clients of the last station round for the Grams at the station model."""
-        task = self.task.but(kind="measure", station_round=self.settings.station_rounds)
+        task = self.task.but(kind="measure", station_round=self._last_round)
         return self._messages(grid, "train.measure", task, arrays)
 
     def expected_grams(self) -> Expected:
         """Return the parts that a reply with Grams must have."""
-        return self._expected(layers=self.layers)
+        return self._expected(layers=self.layers, profiles=self.profile_shapes)
 
     def aggregate_measure(self, replies: Iterable[Message]) -> None:
         """Average Grams by client or by examples."""
@@ -171,14 +144,20 @@ class StationStrategy(Strategy):
         admission.close()
         self._keep_grams(grams)
 
+    @property
+    def _last_round(self) -> int:
+        return self.task.station_round + self.settings.station_rounds
+
     def _grams_due(self, station_round: int) -> bool:
-        last = station_round == self.settings.station_rounds
+        last = station_round == self._last_round
         return last and bool(self.layers) and self.settings.gram_model == "client"
 
     def _add_grams(self, total: GramAccumulator, update: Update) -> None:
         by_examples = self.settings.gram_weights == "examples"
         weight = gram_examples(self.settings, update.num_examples) if by_examples else 1
         total.add(update.grams, weight * update.share)
+        if (found := update.profiles) is not None:
+            self.profiles = found if self.profiles is None else self.profiles.pool(found)
 
     def _keep_grams(self, total: GramAccumulator) -> None:
         self.grams = {}
@@ -193,7 +172,7 @@ class StationStrategy(Strategy):
 
     def configure_prepare(self, arrays: ArrayRecord, grid: Grid) -> list[Message]:
         """Ask the clients of the first station round for the arrays their method shares."""
-        task = self.task.but(kind="prepare", station_round=1)
+        task = self.task.but(kind="prepare", station_round=self.task.station_round + 1)
         return self._messages(grid, "train.prepare", task, arrays)
 
     def expected_shared(self, template: State) -> Expected:
@@ -207,14 +186,21 @@ class StationStrategy(Strategy):
 
     # --- BatchNorm statistics of the merged model
 
-    def configure_look(self, arrays: ArrayRecord, grid: Grid) -> list[Message]:
+    def configure_look(self, model: Sending, grid: Grid) -> list[Message]:
         """Ask every client for the BatchNorm statistics of the merged model."""
-        return self._messages(grid, "train.look", self.task, arrays, everyone=True)
+        self.sending = model
+        return self._messages(grid, "train.look", self.task, model.whole, everyone=True)
 
     def aggregate_look(self, replies: Iterable[Message], template: State) -> State:
         """Average the clients' moments by examples; ``template`` holds those of a right model."""
         expected = Expected(self.settings, "client", arrays=template, record="statistics")
-        return self._mean(self._usable(replies, lambda r: read_statistics(r, expected)), template)
+
+        def read(reply: Message) -> NodeUpdate:
+            update = read_statistics(reply, expected)
+            self.looked.add(update.node)
+            return update
+
+        return self._mean(self._usable(replies, read), template)
 
     def _mean(self, usable: Iterable[NodeUpdate], template: State) -> State:
         """Return the mean by examples of arrays that are no models."""
@@ -251,7 +237,7 @@ class StationStrategy(Strategy):
                 total[name] = total.get(name, 0.0) + value
         return MetricRecord({**total})
 
-    # --- both
+    # --- messages
 
     def _messages(
         self,
@@ -269,11 +255,17 @@ class StationStrategy(Strategy):
         # Configured clients that have not connected count as missing.
         configured = self.settings.clients_per_station if everyone else clients_asked(self.settings)
         self._expected_number = max(self._asked, configured)
-        records = {"model": arrays}
+        model, records = self.sending or Sending(arrays), {}
+        if self.maps and task.kind == "train":
+            records[RECORD] = self.maps
         if self.shared or extra:
             records["shared"] = ArrayRecord({**(self.shared or {}), **state_to_record(extra or {})})
         return [
-            Message(RecordDict({**records, "task": task.but(client=c).to_record()}), c, kind)
+            Message(
+                RecordDict({**records, **model.to(c), "task": task.but(client=c).to_record()}),
+                c,
+                kind,
+            )
             for c in clients
         ]
 
@@ -283,41 +275,6 @@ class StationStrategy(Strategy):
         chosen = np.random.default_rng(seed).permutation(len(clients))[:count]
         return sorted(clients[i] for i in chosen)
 
-    def _expected(self, **parts: Any) -> Expected:
-        """Return the parts a client's reply must have; a secure sum stands for all asked."""
-        together = self._asked if self._secure else 1
-        return Expected(self.settings, "client", together=together, secure=self._secure, **parts)
 
-    def _admitted(self, usable: Iterable[NodeUpdate], admission: Admission) -> Iterator[Update]:
-        """Yield the updates that enter the mean, once all usable ones have arrived."""
-        for update in usable:
-            self.bytes_up += update.bytes
-            self.gram_bytes_up += update.gram_bytes
-            self.gram_seconds += update.metrics.get("gram-seconds", 0.0) if update.grams else 0.0
-            self.epsilon = max(self.epsilon, update.metrics.get("epsilon", 0.0))
-            admission.add(update.as_update())
-            del update
-        yield from admission
-        self.failures += admission.left_out()
-        self.cuts += admission.cut_back()
-
-    def _usable(self, replies: Iterable[Message], read: Callable[[Message], V]) -> Iterator[V]:
-        """Yield the replies that pass the checks; raise `TooFewClients` below the quorum."""
-        failed: list[Failure] = []
-        taken = 0
-        for value in checked(replies, read, "client", failed.append):
-            taken += 1
-            yield value
-            del value
-        self.failures += failed
-        # A refused secure sum counts as a failure of every client asked.
-        answered = self._asked - len(failed) if taken else 0
-        needed = max(1, math.ceil(self.settings.client_quorum * self._expected_number))
-        if answered < needed:
-            absent = self._expected_number - self._asked
-            reasons = grouped(failed) if self._asked else ["it has no clients"]
-            reasons += [f"{absent} have not connected"] if absent and self._asked else []
-            raise TooFewClients(
-                f"{answered} of {self._expected_number} clients answered, {needed} are needed: "
-                f"{'; '.join(reasons)}"
-            )
+def _size(reply: Message) -> int:
+    return 0 if reply.has_error() else content_bytes(reply.content)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hfedatm.contracts import Method, State
+from hfedatm_core.channels.index_maps import Follows
 from hfedatm_core.data import Inputs
 from hfedatm_core.models.base import head_name
 
@@ -117,6 +118,12 @@ class FedSR(Method):
     def remember(self) -> State:
         """Keep the class table."""
         return {key: value.detach() for key, value in self._table.items()}
+
+    def follows(self, model: nn.Module) -> Follows:
+        """Return that the table's units are the inputs of the classifier."""
+        head = next(n for n, m in model.named_modules() if isinstance(m, GaussianHead))
+        units = {1: (f"{head}.classifier.weight", 1)}
+        return {"mean": units, "scale": units}
 
 
 def gaussian_kl(mean: Tensor, std: Tensor, mean_to: Tensor, std_to: Tensor) -> Tensor:

@@ -9,10 +9,11 @@ from flwr.serverapp import Grid
 from client_app.data import shares_of
 from hfedatm.base.errors import UserError
 from hfedatm.base.settings import Settings
+from hfedatm.base.tiers import children
 from hfedatm.base.wire import NodeIdentity
 from hfedatm.runtime.mapped import MappedGrid
 from hfedatm.runtime.roster import LiveGrid, Roster
-from hfedatm.runtime.stations import LocalStationsGrid
+from hfedatm.runtime.stations import LocalStationsGrid, station_tree
 from station_app.station import run_station
 
 log = logging.getLogger("hfedatm")
@@ -25,15 +26,16 @@ def stations_of(grid: Grid, settings: Settings) -> Grid:
     are divided among stations that run in this process.
     """
     roster = Roster(grid)
-    nodes = roster.wait_for(settings.stations, settings.join_timeout)
+    expected = children(settings, 0)
+    nodes = roster.wait_for(expected, settings.join_timeout)
     if nodes[0].tier == "station":
-        log.info("deployment: %d of %d stations connected", len(nodes), settings.stations)
+        log.info("deployment: %d of %d stations connected", len(nodes), expected)
         return LiveGrid(grid, roster)
-    return LocalStationsGrid(run_station, _divide(grid, nodes, settings))
+    return _divide(grid, nodes, settings)
 
 
-def _divide(grid: Grid, nodes: list[NodeIdentity], settings: Settings) -> dict[int, Grid]:
-    clients, each = settings.num_clients, settings.clients_per_station
+def _divide(grid: Grid, nodes: list[NodeIdentity], settings: Settings) -> LocalStationsGrid:
+    clients = settings.num_clients
     if any(node.tier != "client" for node in nodes):
         raise UserError(
             "some nodes are stations and some are clients: connect only stations to the server"
@@ -44,9 +46,6 @@ def _divide(grid: Grid, nodes: list[NodeIdentity], settings: Settings) -> dict[i
     else:
         log.info("simulation: %d clients take turns on %d nodes", clients, len(nodes))
     node_of = {client: nodes[client % len(nodes)].node_id for client in range(clients)}
-    return {
-        station: MappedGrid(
-            grid, {c: node_of[c] for c in range(station * each, (station + 1) * each)}
-        )
-        for station in range(settings.stations)
-    }
+    return station_tree(
+        run_station, settings, lambda ids: MappedGrid(grid, {c: node_of[c] for c in ids})
+    )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from threading import Thread
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
 
 from hfedatm.base.seeding import torch_turn
 from hfedatm.base.streaming import StreamingGrid
 from hfedatm.base.tracebacks import is_debugging, raise_if_debugging
+
+Clients = Callable[[Message, Context], Message]
+"""What answers a message: a ClientApp, or something in its place."""
 
 
 class InProcessGrid(StreamingGrid):
@@ -23,7 +25,7 @@ class InProcessGrid(StreamingGrid):
     without it.
     """
 
-    def __init__(self, app: ClientApp, clients: Iterable[int]) -> None:
+    def __init__(self, app: Clients, clients: Iterable[int]) -> None:
         self._app = app
         self._clients = sorted(clients)
         self._ids = itertools.count()

@@ -26,6 +26,8 @@ from hfedatm.base.errors import explain
 from hfedatm.base.resolving import resolve
 from hfedatm.base.results import RunFolder
 from hfedatm.base.settings import Settings
+from hfedatm.base.station_fits import station_fits
+from hfedatm.base.station_models import parse_station_models, settings_of
 from hfedatm.base.trust.checking import check as check_policy
 from hfedatm.base.trust.policy import Policy
 from hfedatm.runtime.privacy_checks import check_privacy
@@ -53,6 +55,8 @@ def open_run(given: Mapping[str, Any]) -> Iterator[RunFolder]:
     else:
         settings = resolve(given)
         check_policy(policy, settings)
+        for station in parse_station_models(settings.station_models, settings.stations):
+            check_policy(policy, settings_of(settings, station))
         _warn(check(settings))
         folder = RunFolder.create(settings)
     presence.announce(folder.path)
@@ -105,6 +109,7 @@ def check(settings: Settings) -> list[str]:
     if settings.train_only:
         whole_model(settings, data.spec, method)  # refuses a part that does not fit the method
     check_privacy(settings, rule, method, model, data.spec)
+    station_fits(settings, data.spec, method, rule, model)
     for tier in ("clients", "stations"):
         build_robust(settings, tier)
     check_trackers(settings)

@@ -16,6 +16,7 @@ from hfedatm.base.presence import PROGRESS
 from hfedatm.base.privacy_settings import clients_asked
 from hfedatm.base.settings import Settings
 from hfedatm.base.streaming import StreamingGrid
+from hfedatm.base.tiers import children, local_rounds
 from hfedatm.runtime.stations import LocalStationsGrid
 from hfedatm_files import write_text
 
@@ -41,12 +42,17 @@ class Progress:
         """Follow a Grid of stations, and their clients' Grids if those are in this process."""
         s = self._settings
         if isinstance(stations, LocalStationsGrid):
-            self._of_clients = s.stations * s.station_rounds * clients_asked(s)
-            for grid in stations.grids.values():
-                if isinstance(grid, StreamingGrid):
-                    grid.on_reply = self._client_replied
+            self._of_clients = s.stations * local_rounds(s) * clients_asked(s)
+            self._follow_clients(stations)
         if isinstance(stations, StreamingGrid):
             stations.on_sent, stations.on_reply = self._asked, self._station_replied
+
+    def _follow_clients(self, stations: LocalStationsGrid) -> None:
+        for grid in stations.grids.values():
+            if isinstance(grid, LocalStationsGrid):
+                self._follow_clients(grid)
+            elif isinstance(grid, StreamingGrid):
+                grid.on_reply = self._client_replied
 
     def end(self) -> None:
         """Take the line off the terminal, for whatever is printed next; nothing more is shown."""
@@ -73,7 +79,7 @@ class Progress:
             with self._lock:
                 self._stations += 1
                 self._note()
-                if self._shown and self._stations >= self._settings.stations:
+                if self._shown and self._stations >= children(self._settings, 0):
                     print("\r\x1b[K", end="", flush=True)  # the round's line is printed next
 
     def _note(self, at_once: bool = False) -> None:
@@ -83,12 +89,12 @@ class Progress:
         self._written = now
         said = {
             "round": self._round,
-            "stations": [self._stations, self._settings.stations],
+            "stations": [self._stations, children(self._settings, 0)],
             "clients": [self._clients, self._of_clients],
         }
         write_text(self._file, json.dumps(said) + "\n")
         if self._shown:
-            text = f"{self._stations} of {self._settings.stations} stations are done"
+            text = f"{self._stations} of {children(self._settings, 0)} stations are done"
             if self._of_clients:
                 text += f", {self._clients} of {self._of_clients} client trainings"
             print(f"\r\x1b[Kround {self._round:>3}: {text}", end="", flush=True)

@@ -25,6 +25,7 @@ from hfedatm.base.records import Task
 from hfedatm.base.schedule import learning_rate
 from hfedatm.base.seeding import derive, seed_torch
 from hfedatm.base.settings import Settings
+from hfedatm.base.tiers import children, levels
 from hfedatm.base.trust.policy import Policy
 from hfedatm.contracts import Method, Rule, TrainingContext
 from hfedatm_core import Gram, forward
@@ -114,6 +115,7 @@ def _train(
     station.begin(Task("train", settings, 1, station=0), received, rule.shared(), {})
     method.begin(model, {**shared, **station.shared(1)}, {})
     train_locally(model, method, batch, settings, learning_rate(settings, 1, 1))
+    method.finish(model, batch)
     _check_weights(model, settings.lr)
     method.remember()
     if missing := set(rule.reports) - {"loss", *method.metrics()}:
@@ -173,10 +175,19 @@ def _too_few_rows(
     )
     stations = [few[start : start + each].count(False) for start in range(0, len(few), each)]
     needed = max(1, math.ceil(settings.client_quorum * each))
-    usable = sum(count >= needed for count in stations)
-    if usable < max(1, math.ceil(settings.station_quorum * settings.stations)):
+    if not _reach_quorum(settings, [count >= needed for count in stations]):
         raise UserError(says)
     return [says]
+
+
+def _reach_quorum(settings: Settings, usable: list[bool]) -> bool:
+    """Return whether enough stations answer at every level, if these lowest ones do."""
+    for level in range(levels(settings) - 1, -1, -1):
+        each = children(settings, level)
+        needed = max(1, math.ceil(settings.station_quorum * each))
+        groups = [usable[start : start + each] for start in range(0, len(usable), each)]
+        usable = [sum(group) >= needed for group in groups]
+    return usable[0]
 
 
 def _held_out(settings: Settings, examples: int) -> int:

@@ -25,6 +25,7 @@ class Roster:
     def __init__(self, grid: Grid, poll: float = 0.05) -> None:
         self._grid = grid
         self._poll = poll
+        self._patience = 60.0
         self._known: dict[int, NodeIdentity] = {}
 
     def present(self) -> list[NodeIdentity]:
@@ -38,6 +39,7 @@ class Roster:
     def wait_for(self, count: int, timeout: float) -> list[NodeIdentity]:
         """Wait until ``count`` nodes are connected, or as many as a simulation reports."""
         deadline = time.monotonic() + timeout
+        self._patience = timeout
         while True:
             nodes = self.present()
             if nodes and len(nodes) >= (nodes[0].siblings or count):
@@ -56,7 +58,7 @@ class Roster:
         messages = [
             Message(question(nonces[node_id]), node_id, MessageType.QUERY) for node_id in ids
         ]
-        for reply in asked.send_and_receive(messages, timeout=60):
+        for reply in asked.send_and_receive(messages, timeout=self._patience):
             node_id = reply.metadata.src_node_id
             try:
                 self._known[node_id] = introduced(reply, nonces[node_id])

@@ -10,20 +10,23 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from hfedatm.base.answering import reply_with_failure
+from hfedatm.base.settings import Settings
 from hfedatm.base.streaming import StreamingGrid
+from hfedatm.base.tiers import has_lowest, places
 
+MakeGrid = Callable[[range], Grid]
 RunStation = Callable[[Grid, RecordDict], RecordDict]
 
 
 class LocalStationsGrid(StreamingGrid):
-    """A Grid whose nodes are stations, each with the Grid of its own clients.
+    """A Grid whose nodes are stations, each with the Grid of its own children.
 
     Parameters
     ----------
     run_station
         The station's job.
     grids
-        Station id -> the Grid that shows exactly its clients.
+        Station id -> the Grid that shows exactly its children.
     concurrency
         Number of stations that work at a time. A finished station keeps its place until its reply
         is taken, so that no more than this many replies wait in memory.
@@ -82,3 +85,42 @@ class LocalStationsGrid(StreamingGrid):
         reply = self._jobs.pop(message_id).result()
         self._fill_places()
         return reply
+
+
+def station_tree(
+    run_station: RunStation,
+    settings: Settings,
+    clients: MakeGrid,
+    *,
+    concurrency: int | None = None,
+    level: int = 0,
+    index: int = 0,
+) -> LocalStationsGrid:
+    """Return the stations below one node, and all stations below those, in this process.
+
+    Parameters
+    ----------
+    run_station, concurrency
+        As in `LocalStationsGrid`; the number of stations at a time is that of every parent.
+    settings
+        The run's settings, which give the tree.
+    clients
+        Returns the Grid of the clients with these numbers.
+    level, index
+        The node; the server unless given.
+    """
+
+    def grid_of(station: int) -> Grid:
+        if has_lowest(settings, level):
+            return clients(places(settings, level + 1, station))
+        return station_tree(
+            run_station,
+            settings,
+            clients,
+            concurrency=concurrency,
+            level=level + 1,
+            index=station,
+        )
+
+    grids = {station: grid_of(station) for station in places(settings, level, index)}
+    return LocalStationsGrid(run_station, grids, concurrency)

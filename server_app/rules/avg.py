@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hfedatm.contracts import Rule, Situation
+from hfedatm.contracts import Paced, Situation
 from hfedatm_core import Merged, Update, merge
 
 
 @dataclass
-class Avg(Rule):
+class Avg(Paced):
     """Average without alignment and without RegMean."""
 
     def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:

@@ -19,13 +19,18 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from hfedatm.base.building import measures_all
+from hfedatm.base.errors import UserError
+from hfedatm.base.learning import find_task
+from hfedatm.base.privacy_settings import why_not_exact
 from hfedatm.base.settings import Settings
-from hfedatm.contracts import Rule, Situation, State, option
-from hfedatm_core import AlignmentOptions, Merged, Update, merge, merge_apart
+from hfedatm.base.tiers import has_lowest, is_deep
+from hfedatm.contracts import Paced, Situation, State, option
+from hfedatm_core import AlignmentOptions, Combined, Merged, Update, combine, merge, merge_apart
+from hfedatm_core.adapters import is_lora
 
 
 @dataclass
-class HFedATM(Rule):
+class HFedATM(Paced):
     """Both halves of the method; the ablations switch one of them off.
 
     With the RegMean model ``R`` and the mean of the aligned stations ``A``, the published model is
@@ -36,6 +41,7 @@ class HFedATM(Rule):
     merges_apart: ClassVar[bool] = True
     fot: ClassVar[bool] = True
     regmean: ClassVar[bool] = True
+    passes_products: ClassVar[bool] = True
 
     broadcast: Literal["auto", "merged", "average"] = option(
         "auto",
@@ -43,10 +49,11 @@ class HFedATM(Rule):
         "the aligned stations, auto this mean unless alignment moved a channel",
         setting=True,
     )
-    reference: Literal["first", "previous", "medoid"] = option(
-        "first",
+    reference: Literal["auto", "first", "previous", "medoid"] = option(
+        "auto",
         "channel order that all stations take: the first station's, that of the last global "
-        "model, or that of the station closest to all others",
+        "model, or that of the station closest to all others; auto: the first station's, and in a "
+        "tree of more levels that of the last global model",
         setting=True,
     )
     ot_solver: Literal["sinkhorn", "exact"] = option(
@@ -106,6 +113,22 @@ class HFedATM(Rule):
         "measure BatchNorm statistics of the merged model at the clients: after a merge of "
         "stations that did not share a start (auto), or after every merge",
     )
+    look_passes: int = option(
+        1,
+        "passes of a second look: after n passes the statistics of the first n BatchNorms in a row "
+        "are exact",
+        ge=1,
+        le=100,
+    )
+
+    profiles: bool = option(
+        False,
+        "match stations that did not share a start by class profiles, too: clients send mean "
+        "activations per class, which owners must allow (privacy.class-profiles)",
+    )
+    profile_examples: int = option(
+        16, "fewest examples of a class whose mean activations a client sends", ge=2
+    )
 
     def __post_init__(self) -> None:
         """Check the conditions that bounds on single parameters cannot express."""
@@ -122,11 +145,42 @@ class HFedATM(Rule):
         """Return whether RegMean contributes to this round's model."""
         return self.needs_grams and (round % self.every == 0 or round == rounds)
 
-    def looks_again(self, settings: Settings, round: int) -> bool:
-        """Return whether ``second_look`` asks for statistics after this round's merge."""
-        if self.second_look == "auto":
-            return settings.station_start == "own" and round == 1
-        return self.second_look == "always"
+    def looks_again(self, settings: Settings, round: int) -> int:
+        """Return how many passes ``second_look`` asks for after this round's merge."""
+        apart = settings.station_start == "own" and round == 1
+        due = self.second_look == "always" or (self.second_look == "auto" and apart)
+        return self.look_passes if due else 0
+
+    def wants_profiles(self, settings: Settings, round: int) -> int:
+        """Return ``profile_examples`` if this round matches stations by class profiles."""
+        wanted = self.profiles and self.wants_grams(round, settings.rounds)
+        return self.profile_examples if wanted and measures_all(settings, round) else 0
+
+    def check(self, settings: Settings) -> None:
+        """Refuse profiles that nothing would use, or that would leave beside protected numbers.
+
+        A share of RegMean is refused for adapters: a mixture of factors mixes no products.
+        """
+        super().check(settings)
+        if is_lora(settings.train_only) and (self.beta, self.beta_end) != (1.0, -1.0):
+            raise UserError(
+                "rule-params: beta and beta_end mix tensors one by one, which does not mix what "
+                "adapters compute: leave them out with train-only=lora"
+            )
+        if not self.profiles:
+            return
+        if why := why_not_exact(settings):
+            raise UserError(f"rule-params: profiles=true sends exact class means, but {why}")
+        if not find_task(settings.task).has_classes:
+            raise UserError(f"rule-params: profiles=true needs classes; got task={settings.task}")
+        if is_deep(settings):
+            raise UserError("rule-params: profiles=true needs stations right below the server")
+        apart = settings.gram_layers == "auto" and settings.station_start == "own"
+        if not (self.fot and self.regmean and (apart or settings.gram_layers == "all")):
+            raise UserError(
+                "rule-params: profiles=true only helps to match stations that did not share a "
+                "start: also set station-start=own or gram-layers=all, with server-rule=hfedatm"
+            )
 
     def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
         """Align and merge; without a common start, the Grams of all layers match the stations."""
@@ -139,6 +193,9 @@ class HFedATM(Rule):
             )
         else:
             merged = self._merge_related(updates, situation, solving)
+            if is_deep(situation.settings) and self.fot:
+                unaligned = replace(merged.report, unaligned=situation.graph.unaligned)
+                merged = replace(merged, report=unaligned)
         if beta != 1.0:
             merged = replace(merged, state=_between(merged.average, merged.state, beta))
         unmoved = self.broadcast == "auto" and not merged.moved
@@ -153,25 +210,60 @@ class HFedATM(Rule):
     def _merge_related(
         self, updates: Iterable[Update], situation: Situation, solving: bool
     ) -> Merged:
-        """Align and merge as the paper does; a medoid needs all stations in memory."""
+        """Align and merge as the paper does; a medoid needs all stations in memory.
+
+        In a tree of more levels the stations below have been aligned to the model they were sent.
+        """
+        deep = is_deep(situation.settings)
+        reference = "first" if self.reference == "auto" else self.reference
         return merge(
-            list(updates) if self.reference == "medoid" else updates,
+            list(updates) if reference == "medoid" else updates,
             situation.graph,
-            fot=self.fot,
+            fot=self.fot and not deep,
             regmean=solving,
-            reference=self.reference,
+            reference="previous" if deep else reference,
             previous=situation.previous,
-            alignment=AlignmentOptions(
-                solver=self.ot_solver,
-                scope=self.ot_scope,
-                reg=self.ot_reg,
-                iterations=self.ot_iterations,
-                margin=self.ot_margin,
-            ),
+            alignment=self._alignment(),
             ridge=self.ridge,
             ridge_scale=self.ridge_scale,
             coefficients=self.regmean_weights,
             pool_variances=self.pool_variances,
+        )
+
+    def combine(self, updates: Iterable[Update], situation: Situation) -> Combined:
+        """Align stations with clients to the model that the server sent; sum what `merge` needs."""
+        return combine(
+            updates,
+            situation.previous,
+            situation.graph,
+            fot=self.fot and has_lowest(situation.settings, situation.level),
+            regmean=self.regmean,
+            coefficients=self.regmean_weights,
+            alignment=self._alignment(),
+            pool_variances=self.pool_variances,
+        )
+
+    def check_tiers(self, settings: Settings) -> None:
+        """Refuse a channel order that stations below the server cannot know, and adapters."""
+        if self.regmean and is_lora(settings.train_only):
+            raise UserError(
+                f"train-only: got {settings.train_only!r}; with tiers={settings.tiers} stations "
+                "send products of Grams and weights, and the weight of an adapter is a product "
+                "itself: choose server-rule=avg, or two tiers"
+            )
+        if self.fot and self.reference not in ("auto", "previous"):
+            raise UserError(
+                f"reference: got {self.reference!r}; with tiers={settings.tiers} stations align "
+                "their own stations, and know only the model that the server sent: choose previous"
+            )
+
+    def _alignment(self) -> AlignmentOptions:
+        return AlignmentOptions(
+            solver=self.ot_solver,
+            scope=self.ot_scope,
+            reg=self.ot_reg,
+            iterations=self.ot_iterations,
+            margin=self.ot_margin,
         )
 
     def next_start(self, merged: Merged) -> State:

@@ -99,7 +99,7 @@ def test_settings_that_protect_less_than_they_say_are_refused(given, message):
             {"dp-sgd": True, "privacy.sigma": 1, "model": "test_privacy:in_place_net"},
             "Opacus cannot train model",
         ),
-        ({"secure-aggregation": True, "server-rule": "fedrc"}, "secure-aggregation"),
+        ({"secure-aggregation": True, "server-rule": "fedrc-weights"}, "secure-aggregation"),
         ({"secure-aggregation": True, "server-rule": "test_privacy:Picky"}, "weighs clients"),
     ],
 )

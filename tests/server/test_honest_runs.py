@@ -19,7 +19,7 @@ RUNS = {
         "df97c49db647f22f",
         2.90460494,
     ),
-    "fedrc": ({"server_rule": "fedrc"}, "f44fa68e4f09da4c", 2.89203879),
+    "fedrc-weights": ({"server_rule": "fedrc-weights"}, "f44fa68e4f09da4c", 2.89203879),
     "mtgc": ({"server_rule": "mtgc"}, "967b2e485aa8ad6e", 2.89201007),
     # Two clients are their own median: what one shares would be cut back.
     "fediir": ({"client_method": "fediir", "bound_factor": 0}, "99efe662cf6b8fe1", 2.89557856),

@@ -13,6 +13,7 @@ from flwr.app import MetricRecord
 from helpers import assert_same_model, failures_of, last_model, lines_of, log_lines, run_small
 
 import hfedatm.runtime.local as local
+import hfedatm.runtime.stations as stations
 from hfedatm.base.errors import UserError
 from hfedatm.base.records import Task
 
@@ -150,9 +151,9 @@ def test_a_cut_is_in_the_record_and_in_the_log(tmp_path):
 
 def evaluating(monkeypatch, lie, node=0):
     """Let a station lie about its evaluation: ``lie(round, metrics)`` changes the numbers."""
-    stations = local.LocalStationsGrid
+    honest = stations.LocalStationsGrid
 
-    class Lying(stations):
+    class Lying(honest):
         def _work(self, message):
             reply = super()._work(message)
             if message.metadata.message_type == "evaluate" and message.metadata.dst_node_id == node:
@@ -162,7 +163,7 @@ def evaluating(monkeypatch, lie, node=0):
                 reply.content["metrics"] = MetricRecord(metrics)
             return reply
 
-    monkeypatch.setattr(local, "LocalStationsGrid", Lying)
+    monkeypatch.setattr(stations, "LocalStationsGrid", Lying)
 
 
 def only(correct, examples, metrics):

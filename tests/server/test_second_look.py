@@ -1,6 +1,9 @@
 """A second look: statistics of the merged model from the clients, bounded, checked, and refused."""
 
 import math
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -83,7 +86,114 @@ def test_the_published_model_has_the_statistics_of_all_clients_examples(tmp_path
         model[1].running_var.double(), outputs.var(1, correction=0), rtol=1e-5, atol=1e-6
     )
     [line] = lines_of(folder)
-    assert line["second_look"] == {"stations": 2, "examples": len(examples), "reason": ""}
+    found = {"stations": 2, "examples": len(examples), "passes": 1, "reason": ""}
+    assert line["second_look"] == found
+
+
+def test_two_passes_are_exact_for_both_norms_and_one_pass_is_not(tmp_path):
+    examples = all_training_inputs(small_settings(**LOOK))
+    errors = []
+    for passes in (1, 2):
+        given = LOOK | {"rule_params": f"second_look=auto,look_passes={passes}"}
+        folder = run_small(tmp_path, str(passes), **given, **UNBOUNDED)
+        model = norm_net(tiny_data().spec).eval()
+        model.load_state_dict(last_model(folder))
+        with torch.no_grad():
+            inputs = model[:6](examples).double()  # of the second norm, as the model is used
+        errors.append(float((model[6].running_mean.double() - inputs.mean(0)).abs().max()))
+        variances = inputs.var(0, correction=0)
+        if passes == 2:
+            torch.testing.assert_close(
+                model[6].running_var.double(), variances, rtol=1e-5, atol=1e-6
+            )
+        assert lines_of(folder)[0]["second_look"]["passes"] == passes
+    assert errors[0] > 1e-3 > 1e-6 > errors[1]
+
+
+def watched(monkeypatch):
+    """Note the type of every message to a client, and the records that bring the model."""
+    honest, seen = local.client_app, []
+
+    def watch(message, context):
+        kind, content = message.metadata.message_type, message.content
+        brought = [name for name in ("model", "changes") if name in content]
+        seen.append((message.metadata.dst_node_id, kind, brought, content.get("changes")))
+        return honest(message, context)
+
+    monkeypatch.setattr(local, "client_app", watch)
+    return seen
+
+
+def test_the_merged_model_goes_down_once_for_all_passes_and_the_evaluation(tmp_path, monkeypatch):
+    seen = watched(monkeypatch)
+    run_small(tmp_path, **LOOK | {"rule_params": "second_look=auto,look_passes=2"})
+    after = [(kind, brought) for client, kind, brought, _ in seen if client == 0][1:]
+    expected = [("train.look", ["model"]), ("train.look", ["changes"]), ("evaluate", ["changes"])]
+    assert after == expected
+    statistics = {f"{n}.running_{what}" for n in (1, 6) for what in ("mean", "var")}
+    assert all(set(changes) == statistics for *_, changes in seen if changes is not None)
+
+
+def test_without_an_evaluation_nobody_keeps_the_model(tmp_path):
+    run_small(tmp_path, **LOOK | {"validation_fraction": 0.0})
+    assert not list(Path(os.environ["HFEDATM_STATE"]).rglob("*-look"))
+
+
+def test_who_did_not_look_is_sent_the_whole_model_to_evaluate(tmp_path, monkeypatch, sabotage):
+    honest = run_small(tmp_path, "honest", **LOOK)
+    sabotage(raising, clients=(1, 2, 3))  # client 1 of station 0, and all of station 1
+    seen = watched(monkeypatch)
+    folder = run_small(tmp_path, "failed", **LOOK)
+    brought = {client: how for client, kind, how, _ in seen if kind == "evaluate"}
+    assert brought == {0: ["changes"], 1: ["model"], 2: ["model"], 3: ["model"]}
+    examples = [sum(d["examples"] for d in lines_of(f)[0]["source"]["domains"].values())
+                for f in (honest, folder)]  # fmt: skip
+    assert examples[0] == examples[1]  # all evaluated
+
+
+def test_a_node_that_lost_the_model_is_named_and_the_others_evaluate(tmp_path, monkeypatch):
+    honest = local.client_app
+
+    def forgetful(message, context):
+        if message.metadata.message_type == "evaluate" and message.metadata.dst_node_id == 2:
+            [kept] = Path(os.environ["HFEDATM_STATE"]).rglob("client-2-look")
+            shutil.rmtree(kept)
+        return honest(message, context)
+
+    monkeypatch.setattr(local, "client_app", forgetful)
+    [failure] = failures_of(run_small(tmp_path, **LOOK))
+    assert failure["node"] == "station 1, client 2"
+    assert "has not kept the model of this round's second look" in failure["reason"]
+
+
+def test_changes_that_do_not_fit_the_model_are_refused():
+    settings, model = small_settings(**LOOK), norm_net(tiny_data().spec).state_dict()
+    ask_client(settings, 0, model, "train.look")
+    for changes in ({"1.running_mean": torch.zeros(5)}, {"2.running_mean": torch.zeros(4)}):
+        reply = ask_client(settings, 0, None, "evaluate", changes=changes)
+        assert "changes: the model has no" in reply["failure"]["reason"]
+    reply = ask_client(settings, 0, None, "evaluate", changes={"1.running_mean": torch.zeros(4)})
+    assert reply["metrics"]["num-examples"] > 0
+    later = ask_client(settings, 0, None, "evaluate", changes={}, round=2)
+    assert "has not kept the model" in later["failure"]["reason"]
+
+
+def test_a_pass_that_fails_leaves_the_statistics_of_the_pass_before(tmp_path, sabotage):
+    one = run_small(tmp_path, "one", **LOOK)
+    calls = []
+
+    def second_time(message, reply):
+        calls.append(message)
+        return reply if len(calls) <= 2 else raising(message, reply)
+
+    sabotage(second_time, clients=(0, 1))
+    given = LOOK | {"rule_params": "second_look=auto,look_passes=3", "station_quorum": 1.0}
+    with log_lines() as lines:
+        folder = run_small(tmp_path, "two", **given)
+    assert_same_model(one, folder)
+    look = lines_of(folder)[0]["second_look"]
+    assert (look["passes"], look["reason"]) == (1, "1 of 2 stations usable, 2 needed")
+    assert any("second look by 2 stations, NO PASS 2: 1 of 2" in line for line in lines)
 
 
 def test_only_statistics_change_and_the_scores_are_those_of_the_saved_model(tmp_path):

@@ -23,7 +23,7 @@ from hfedatm.base.records import Task, record_to_grams, record_to_state, state_t
 from hfedatm.runtime.in_process import InProcessGrid
 from hfedatm_core.privacy.mechanisms.base import Mechanism
 from hfedatm_core.secagg import FixedPoint
-from station_app.strategy import TooFewClients
+from station_app.hearing import TooFewClients
 
 UNIFORM = small_settings(**SECURE)
 

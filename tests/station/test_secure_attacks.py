@@ -22,7 +22,7 @@ from hfedatm.runtime.in_process import InProcessGrid
 from hfedatm_core.secagg import SecureAggregationError, SecureClient
 from hfedatm_core.secagg.directory import Directory
 from hfedatm_core.secagg.messages import dump
-from station_app.strategy import TooFewClients
+from station_app.hearing import TooFewClients
 
 
 def begin(client=0, run="run", secure=None, **given):

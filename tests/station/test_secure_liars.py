@@ -16,7 +16,7 @@ from hfedatm.base.errors import UserError
 from hfedatm.base.masked_reply import ReplyLayout, check_range, flatten, mean_reply, read_groups
 from hfedatm.base.records import BadReply
 from hfedatm_core.secagg import FixedPoint
-from station_app.strategy import TooFewClients
+from station_app.hearing import TooFewClients
 
 LIAR = 2
 STATE = tiny_net(SPEC).state_dict()

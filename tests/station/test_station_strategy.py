@@ -22,8 +22,9 @@ from hfedatm.base.records import (
 from hfedatm.base.streaming import StreamingGrid
 from hfedatm_core import Gram
 from hfedatm_core.robust import held
+from station_app.hearing import TooFewClients
 from station_app.station import run_station
-from station_app.strategy import StationStrategy, TooFewClients
+from station_app.strategy import StationStrategy
 
 LAYERS = {"fc": 3}
 

@@ -1,4 +1,4 @@
-"""FedRC: closeness weights."""
+"""FedRC of Kou et al.: closeness weights."""
 
 import math
 
@@ -12,7 +12,7 @@ from hfedatm.base.building import build_method, build_rule
 from hfedatm.base.errors import UserError
 from hfedatm.contracts import Situation
 from hfedatm_core import ChannelGraph, Update
-from server_app.rules.fedrc import (
+from server_app.rules.fedrc_weights import (
     PREFIX,
     FedRC,
     InputMoments,
@@ -93,7 +93,7 @@ def test_moments_of_tokens_leave_out_padding():
 
 
 def test_run_reports_the_moments_of_the_stations_data(tmp_path):
-    folder = run_small(tmp_path, server_rule="fedrc")
+    folder = run_small(tmp_path, server_rule="fedrc-weights")
     for record in lines_of(folder):
         assert not record["failures"]
         for station in record["per_station"]:
@@ -102,9 +102,9 @@ def test_run_reports_the_moments_of_the_stations_data(tmp_path):
 
 def test_a_method_that_shares_with_all_is_refused_with_the_cure(tmp_path):
     with pytest.raises(UserError, match="level=station"):
-        build_method(small_settings(server_rule="fedrc", client_method="fediir"))
+        build_method(small_settings(server_rule="fedrc-weights", client_method="fediir"))
     folder = run_small(
-        tmp_path, server_rule="fedrc", client_method="fediir", client_params="level=station"
+        tmp_path, server_rule="fedrc-weights", client_method="fediir", client_params="level=station"
     )
     assert not any(record["failures"] for record in lines_of(folder))
 
@@ -115,4 +115,4 @@ def test_a_method_that_shares_with_all_is_refused_with_the_cure(tmp_path):
 )
 def test_settings_it_does_not_go_with_are_refused(given, words):
     with pytest.raises(UserError, match=words):
-        build_rule(small_settings(server_rule="fedrc", **given))
+        build_rule(small_settings(server_rule="fedrc-weights", **given))

@@ -1,6 +1,6 @@
 """FedRC (Kou et al., 2024): weigh a node by the closeness of its data to its parent's.
 
-This is not the clustering method of the same name.
+The clustering method of the same name is the rule ``fedrc-clusters``.
 
 Every node summarises its data by a Gaussian: the mean and variance of all its input values. A
 parent's Gaussian is that of its children's data together. The weight of a child follows from the
@@ -35,7 +35,7 @@ from hfedatm.base.settings import Settings
 from hfedatm.contracts import Method, Rule, Situation, State, StationRule, Wrapper
 from hfedatm_core import MeanAccumulator, Merged, Update
 from hfedatm_core.data import Batch, Inputs
-from hfedatm_core.merging import MergeReport
+from hfedatm_core.merge_report import MergeReport
 
 PREFIX = "fedrc."
 Moments = tuple[float, float]
@@ -81,10 +81,11 @@ class Summarised(Wrapper):
 
     def __post_init__(self) -> None:
         """Set the method to share within the station."""
+        super().__post_init__()
         if self.inner.sharing == "global":
             raise UserError(
-                "server-rule fedrc averages shared arrays within each station, this client method "
-                "over all clients: choose another client-method, or for fediir "
+                "server-rule fedrc-weights averages shared arrays within each station, this client "
+                "method over all clients: choose another client-method, or for fediir "
                 "client-params=level=station"
             )
         self.sharing = "station"  # type: ignore[misc]
@@ -132,12 +133,14 @@ class FedRC(Rule):
     def check(self, settings: Settings) -> None:
         """Refuse a training loop that reports no moments, and privacy that this rule would undo."""
         if settings.train_fn:
-            raise UserError("server-rule fedrc needs the project's training loop: remove train-fn")
+            raise UserError(
+                "server-rule fedrc-weights needs the project's training loop: remove train-fn"
+            )
         for key in ("dp_sgd", "secure_aggregation"):
             if getattr(settings, key):
                 raise UserError(
-                    "server-rule fedrc shows a station the mean and variance of each client's "
-                    f"inputs: it cannot be combined with {key.replace('_', '-')}"
+                    "server-rule fedrc-weights shows a station the mean and variance of each "
+                    f"client's inputs: it cannot be combined with {key.replace('_', '-')}"
                 )
 
     def check_report(self, metrics: Mapping[str, float]) -> None:

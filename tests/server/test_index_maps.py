@@ -1,0 +1,198 @@
+"""Permuted stations: what nodes keep per channel follows when the merge moves channels.
+
+One station starts from a copy of the model whose channels are permuted. The copy computes the same
+function, so the run must end with the same model as the run without the permutation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import (
+    SPEC,
+    assert_same_model,
+    failures_of,
+    last_model,
+    lines_of,
+    run_small,
+    small_settings,
+)
+from torch import Tensor, nn
+
+import hfedatm.runtime.local as local
+import server_app.run
+from client_app.client import LocalWork
+from client_app.methods.fedsr import GaussianHead
+from hfedatm.base.building import build_method, build_model
+from hfedatm.base.errors import UserError
+from hfedatm.base.index_maps import RECORD
+from hfedatm.base.records import state_to_record
+from hfedatm.contracts import Method, Situation, State, snapshot
+from hfedatm_core import ChannelGraph, Merged, Update, merge
+from hfedatm_core.fot.options import AlignmentOptions
+from server_app import asking
+from server_app.rules.mtgc import MTGC
+
+
+@dataclass
+class AlignedMTGC(MTGC):
+    """MTGC whose mean is a mean of aligned stations."""
+
+    def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
+        kept = list(updates)
+        super().merge(iter(kept), situation)
+        alignment = AlignmentOptions(solver="exact", scope="all")
+        return merge(kept, situation.graph, regmean=False, alignment=alignment)
+
+
+@dataclass
+class Personal(Method):
+    """Every client keeps a model of its own and is pulled towards it."""
+
+    def begin(self, model: nn.Module, shared: State, memory: State) -> None:
+        own = {n.removeprefix("own."): value for n, value in memory.items()}
+        self._model, self._own = model, own or snapshot(model)
+
+    def loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        pull = sum((p - self._own[n]).square().sum() for n, p in model.named_parameters())
+        return super().loss(model, inputs, targets) + 0.5 * pull
+
+    def remember(self) -> State:
+        return {f"own.{name}": value for name, value in snapshot(self._model).items()}
+
+
+def kept_momentum(model, batches, received, settings, context):
+    """A training function with momentum that it keeps from round to round."""
+    velocity = {n: context.memory.get(f"v.{n}", torch.zeros_like(p)) for n, p in received.items()}
+    for inputs, targets in batches:
+        model.zero_grad()
+        context.task.loss(model(inputs), targets).backward()
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                velocity[name] = 0.9 * velocity[name] + p.grad
+                p -= 0.02 * velocity[name]
+    context.memory.update({f"v.{name}": v for name, v in velocity.items()})
+    return {"loss": 1.0}
+
+
+KEEPERS = {
+    "fedsr": {"client_method": "fedsr", "client_params": "cmi=0.1"},
+    "fediir, station": {"client_method": "fediir", "client_params": "gamma=5,level=station"},
+    "fediir, global": {"client_method": "fediir", "client_params": "gamma=5"},
+    "mtgc": {"server_rule": "test_index_maps:AlignedMTGC", "station_rounds": 2},
+    "personal models": {"client_method": "test_index_maps:Personal"},
+    "kept momentum": {"train_fn": "test_index_maps:kept_momentum"},
+}
+RULES = {
+    "by weights": {"server_rule": "hfedatm-no-regmean", "ot_scope": "all", "ot_solver": "exact"},
+    # By default, the model that is sent out depends on whether anything moved.
+    "by Grams": {"server_rule": "hfedatm", "broadcast": "merged"},
+}
+COMMON = {
+    "station_start": "own",
+    "bound_factor": 0,
+    "least_agreement": 0,
+    "station_rounds": 1,
+    "dataset_params": "examples=160",
+}
+
+
+def permutation_of(settings) -> tuple[ChannelGraph, dict[str, Tensor]]:
+    model = build_model(settings, SPEC, build_method(settings, SPEC))
+    graph = ChannelGraph.trace(model, (torch.zeros(2, *SPEC.input_shape),))
+    generator = torch.Generator().manual_seed(7)
+    return graph, {g.name: torch.randperm(g.size, generator=generator) for g in graph.groups}
+
+
+@pytest.fixture(autouse=True)
+def no_noise(monkeypatch):
+    """FedSR draws noise unit by unit, which no permutation follows: draw none."""
+    monkeypatch.setattr(GaussianHead, "_draw", lambda self: self.mu + 0.3 * self.sigma)
+
+
+@pytest.fixture
+def permuted_run(tmp_path, monkeypatch):
+    """Run with every station starting from the same model, in another order at one station."""
+
+    def run(name: str, permute: bool, **given) -> Path:
+        settings = small_settings(**COMMON | given)
+        graph, orders = permutation_of(settings)
+        model = build_model(settings, SPEC, build_method(settings, SPEC)).state_dict()
+        other = graph.permute(model, orders)
+
+        def start(_settings, _spec, _method, station: int):
+            return state_to_record(other if permute and station == 1 else model)
+
+        monkeypatch.setattr(server_app.run, "_own_start", start)
+        monkeypatch.setenv("HFEDATM_STATE", str(tmp_path / f"state-{name}"))
+        return run_small(tmp_path, name, **COMMON | given)
+
+    return run
+
+
+def assert_close(one: dict[str, Tensor], other: dict[str, Tensor], atol: float = 2e-5) -> None:
+    far = {n: float((one[n] - other[n]).abs().max()) for n in one}
+    assert max(far.values()) < atol, far
+
+
+@pytest.mark.parametrize(
+    ("keeper", "rule"),
+    [(k, r) for k in KEEPERS for r in RULES if (k, r) != ("mtgc", "by Grams")],
+)
+def test_a_run_with_permuted_stations_equals_the_run_without(permuted_run, keeper, rule):
+    given = RULES[rule] | KEEPERS[keeper]
+    plain = permuted_run("plain", False, **given)
+    permuted = permuted_run("permuted", True, **given)
+    assert not any(line["moved"] for line in lines_of(plain))
+    assert lines_of(permuted)[0]["moved"] > 0
+    assert_close(last_model(plain), last_model(permuted))
+
+
+PERSONAL = RULES["by weights"] | KEEPERS["personal models"]
+
+
+def test_a_resumed_run_sends_the_maps_again(permuted_run):
+    given = PERSONAL | {"schedule": "constant"}
+    whole = permuted_run("whole", True, **given)
+    stopped = permuted_run("stopped", True, **given, rounds=1)
+    local.run_locally({"resume": str(stopped), "rounds": 2})
+    assert lines_of(stopped)[0]["moved"] > 0
+    assert_same_model(stopped, whole)
+
+
+@dataclass
+class Truant(Personal):
+    """Like `Personal`; a client of the permuted station is away in round 2."""
+
+    def loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        if TRUANTS:
+            raise UserError("away")
+        return super().loss(model, inputs, targets)
+
+
+TRUANTS: list[int] = []
+
+
+def test_a_client_that_missed_a_round_gets_the_map_of_the_round_it_saved(permuted_run, monkeypatch):
+    def absent(self):
+        TRUANTS[:] = [1] if (self.task.client, self.task.round) == (3, 2) else []
+        return train(self)
+
+    train = LocalWork.train
+    monkeypatch.setattr(LocalWork, "train", absent)
+    given = PERSONAL | {"client_method": "test_index_maps:Truant", "client_quorum": 0.5}
+    plain, permuted = (permuted_run(str(p), p, **given, rounds=3) for p in (False, True))
+    assert [f["reason"] for f in failures_of(permuted)] == ["UserError: away"]
+    assert_close(last_model(plain), last_model(permuted))
+
+
+def test_stations_in_one_order_send_no_map(tmp_path, monkeypatch):
+    sent = []
+    ask = asking.to_stations
+    monkeypatch.setattr(asking, "to_stations", lambda *a: sent.extend(m := ask(*a)) or m)
+    run_small(tmp_path, client_method="fedsr")
+    assert len(sent) == 8 and not [m for m in sent if RECORD in m.content]

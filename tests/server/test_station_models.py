@@ -1,0 +1,206 @@
+"""Stations with models of their own width and depth, in one federation."""
+
+import pytest
+import torch
+from helpers import (
+    assert_same_model,
+    failures_of,
+    last_model,
+    lines_of,
+    run_small,
+    small_settings,
+    tiny_data,
+)
+
+import hfedatm.runtime.local as local
+from hfedatm.base.building import build_method, build_model, build_rule
+from hfedatm.base.errors import UserError
+from hfedatm.base.records import Task, record_to_state, state_to_record
+from hfedatm.base.results import RunFolder
+from hfedatm.base.station_fits import station_fits
+from hfedatm.base.station_models import parse_station_models, settings_of
+from server_app.shapes import StationShapes
+from station_app import station as station_module
+
+WIDTHS = "0=helpers:tiny_net(width=6); 1=helpers:tiny_net(width=20)"
+DEPTHS = "1=unlike_nets:residual_model(blocks=2,width=6)"
+
+
+def shapes_of(**given):
+    settings = small_settings(**given)
+    spec = tiny_data().spec
+    method, rule = build_method(settings, spec), build_rule(settings)
+    model = build_model(settings, spec, method)
+    return StationShapes(settings, station_fits(settings, spec, method, rule, model)), model
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Note the shapes that every station gets and sends, and the model in its task."""
+    notes, run = [], station_module.run_station
+
+    def noted(grid, content):
+        task = Task.from_record(content["task"])
+        reply = run(grid, content)
+        if task.kind == "train":
+            got, sent = (record_to_state(c["model"]) for c in (content, reply))
+            notes.append((task, {n: tuple(v.shape) for n, v in got.items()}))
+            assert {n: v.shape for n, v in got.items()} == {n: v.shape for n, v in sent.items()}
+        return reply
+
+    monkeypatch.setattr("hfedatm.runtime.local.run_station", noted)
+    return notes
+
+
+@pytest.mark.parametrize("rule", ["hfedatm", "avg"])
+def test_stations_of_different_width_train_their_own_shape(tmp_path, seen, rule):
+    more = {"rounds": 3, "local_epochs": 6, "lr": 0.1}
+    folder = run_small(tmp_path, station_models=WIDTHS, server_rule=rule, **more)
+    assert failures_of(folder) == []
+    assert last_model(folder)["4.weight"].shape == (16, 36)
+    widths = {task.station: shapes["4.weight"][0] for task, shapes in seen}
+    assert widths == {0: 6, 1: 20} and len(seen) == 6
+    assert {task.settings.model_params for task, _ in seen} == {"width=6", "width=20"}
+    assert not any(task.settings.station_models for task, _ in seen)
+    accuracies = [line["source"]["accuracy"] for line in lines_of(folder)]
+    assert accuracies[-1] > 0.8, accuracies
+    if rule == "hfedatm":
+        layers = lines_of(folder)[-1]["merge"]["layers"]
+        assert layers["6"]["how"] == layers["4"]["how"] == "regmean"
+
+
+def test_stations_of_different_depth_train_together(tmp_path, seen):
+    """The second block is trained by the only station that has it."""
+    target = {"model": "unlike_nets:residual_model", "model_params": "blocks=2"}
+    shallow = "0=unlike_nets:residual_model(blocks=1)"
+    folder = run_small(tmp_path, station_models=shallow, **target, gram_layers="all")
+    assert failures_of(folder) == []
+    blocks = {
+        task.station: {n.split(".")[1] for n in names if n.startswith("1.")} for task, names in seen
+    }
+    assert blocks == {0: {"0"}, 1: {"0", "1"}}
+    assert float(last_model(folder)["1.1.bn2.weight"].abs().sum()) > 0  # it began as the identity
+    again = run_small(tmp_path, "again", station_models=shallow, **target, gram_layers="all")
+    assert_same_model(folder, again)
+
+
+def test_stations_with_the_targets_own_model_change_nothing(tmp_path):
+    plain = run_small(tmp_path, "plain", rounds=1)
+    named = run_small(tmp_path, "named", rounds=1, station_models="0-1=helpers:tiny_net(width=16)")
+    assert_same_model(plain, named)
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, monkeypatch):
+    whole = run_small(tmp_path, "whole", station_models=WIDTHS)
+    save = RunFolder.save_round
+
+    def save_and_stop(self, record, *rest):
+        save(self, record, *rest)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "save_round", save_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        run_small(tmp_path, "stopped", station_models=WIDTHS)
+    monkeypatch.setattr(RunFolder, "save_round", save)
+    local.run_locally({"resume": str(tmp_path / "stopped")})
+    assert_same_model(whole, tmp_path / "stopped")
+
+
+def test_a_reply_of_another_shape_costs_that_station_only(tmp_path, monkeypatch):
+    """A narrow station that answers in the target's shape is left out, and the run goes on."""
+    run = station_module.run_station
+
+    def wrong(grid, content):
+        reply = run(grid, content)
+        task = Task.from_record(content["task"])
+        if task.kind == "train" and task.station == 0:
+            model = build_model(small_settings(), tiny_data().spec, build_method(small_settings()))
+            reply["model"] = state_to_record(model.state_dict())
+        return reply
+
+    monkeypatch.setattr("hfedatm.runtime.local.run_station", wrong)
+    folder = run_small(tmp_path, station_models=WIDTHS, rounds=1)
+    [failure] = failures_of(folder)
+    assert failure["node"] == "station 0" and "4.weight" in failure["reason"]
+    assert lines_of(folder)[0]["stations"]["answered"] == 1
+
+
+def test_the_first_model_does_what_a_shallow_station_can_compute():
+    shapes, model = shapes_of(
+        model="unlike_nets:residual_model",
+        model_params="blocks=2,width=6",
+        station_models="0=unlike_nets:residual_model(blocks=1,width=6)",
+    )
+    start = shapes.start(model.state_dict())
+    assert not bool(start["1.1.bn2.weight"].any()) and bool(start["1.1.conv2.weight"].any())
+    model.load_state_dict(start)
+    shallow = build_model(
+        small_settings(model="unlike_nets:residual_model", model_params="blocks=1,width=6"),
+        tiny_data().spec,
+        build_method(small_settings()),
+    )
+    shallow.load_state_dict({n: start[n] for n in shallow.state_dict()})
+    inputs = torch.rand(5, 1, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(inputs), shallow.eval()(inputs))
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("lenet5", "got 'lenet5'; write it like"),
+        ("0=lenet5(width)", "station-models: '0=lenet5(width)':"),
+        ("0=a; 0-1=b", "station 0 is named twice"),
+        ("2=a", "'2' is no station of 0 to 1"),
+        ("1-0=a", "'1-0' is no station of 0 to 1"),
+    ],
+)
+def test_malformed_models_are_refused(text, says):
+    with pytest.raises(UserError, match="station-models") as error:
+        small_settings(station_models=text)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"station_models": "1=lenet5"}, "images of at least 16x16"),
+        (
+            {"station_models": "1=unlike_nets:residual_model"},
+            "station 1: unlike_nets:residual_model() does not fit into helpers:tiny_net()",
+        ),
+        ({"station_models": WIDTHS, "server_rule": "mtgc"}, "server-rule 'mtgc' sends arrays"),
+        ({"station_models": WIDTHS, "client_method": "fediir"}, "'fediir' averages arrays"),
+        ({"station_models": WIDTHS, "station_start": "own"}, "choose shared"),
+        ({"station_models": WIDTHS, "tiers": "2x1x2"}, "with tiers all stations"),
+        (
+            {
+                "model": "unlike_nets:residual_model",
+                "model_params": "blocks=2",
+                "station_models": "0-1=unlike_nets:residual_model",
+            },
+            "no station has 1.1.bn1 of the target",
+        ),
+    ],
+)
+def test_what_cannot_be_matched_is_refused_before_round_1(tmp_path, given, says):
+    with pytest.raises(UserError) as error:
+        run_small(tmp_path, **given)
+    assert says in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_of_stations():
+    assert parse_station_models("0,2-3=a:b(x=1,y=two); 1=c", 5) == {
+        0: ("a:b", "x=1,y=two"),
+        2: ("a:b", "x=1,y=two"),
+        3: ("a:b", "x=1,y=two"),
+        1: ("c", ""),
+    }
+    settings = small_settings(station_models=WIDTHS)
+    assert settings_of(settings, 0).model_params == "width=6"
+    assert settings_of(settings, None).model_params == ""
+    assert settings_of(small_settings(), 0) == small_settings()
