@@ -17,8 +17,8 @@ from hfedatm.base.building import build_method, build_rule, load_data, whole_mod
 from hfedatm.base.errors import UserError
 from hfedatm.base.privacy_settings import statement
 from hfedatm.base.resolving import validate
-from hfedatm.base.results import load_weights, read_tensors
 from hfedatm.base.settings import Settings, SettingsError
+from hfedatm.base.tensor_files import load_weights, read_tensors
 from hfedatm.base.trained_part import ActivationSpec
 from hfedatm.base.trust import authorship
 from hfedatm.runs import Run, measure_of

@@ -17,6 +17,7 @@ MOVED = {
     "client_app.methods.base": "hfedatm.contracts",
     "client_app.wrapper": "hfedatm.contracts",
     "server_app.rules.base": "hfedatm.contracts",
+    "server_app.rules.fedrc": "server_app.rules.fedrc_weights",
     "hfedatm.tracking": "server_app.tracking",
     "hfedatm.tracking.base": "hfedatm.contracts",
     "hfedatm.assembly": "hfedatm.base.building",

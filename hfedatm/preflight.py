@@ -28,6 +28,15 @@ from hfedatm.base.building import target_domain as target_of
 from hfedatm.base.privacy_settings import clients_asked, gram_mechanism, is_private, statement
 from hfedatm.base.records import Task
 from hfedatm.base.settings import Settings
+from hfedatm.base.tiers import (
+    branching,
+    is_deep,
+    is_inner,
+    levels,
+    local_rounds,
+    rounds_at,
+    stations_at,
+)
 from hfedatm.contracts import Rule
 from hfedatm.runtime.opening import check as refuse_mistakes
 from hfedatm_core import ChannelGraph, Gram
@@ -54,6 +63,7 @@ def examine(settings: Settings) -> dict[str, Any]:
         graph = trace_channels(settings, rule, model, data.spec)
         grams = example_grams(settings, model, data.spec) if rule.needs_grams else {}
     return {
+        "tree": "x".join(map(str, branching(settings))),
         "data": _data(settings, data),
         "model": {
             "name": settings.model,
@@ -138,16 +148,33 @@ def bytes_up(model: nn.Module, grams: Mapping[str, Gram], settings: Settings) ->
     """Return the bytes sent up the tree in a round in which every node answers.
 
     Clients send the model in each of the N station rounds and the Grams in the last; a station
-    sends both once. Arrays that a method shares beforehand come on top.
+    sends both once. Stations of stations add a product per layer with a Gram, as large as the
+    layer's weight. Arrays that a method shares beforehand come on top.
     """
     weights = _state_bytes(model)
     sent = sum(gram_bytes(gram.dim, settings) for gram in distinct(grams).values())
     asked = clients_asked(settings) * settings.stations
+    products, stations, models = products_bytes(model, grams, settings), 0, 1
+    for level in range(1, levels(settings) + 1):
+        extra = products if is_inner(settings, level) else 0
+        stations += stations_at(settings, level) * (models * weights + sent + extra)
+        models *= rounds_at(settings, level)
     return {
-        "clients": asked * (settings.station_rounds * weights + sent),
+        "clients": asked * (local_rounds(settings) * weights + sent),
         "of_which_grams": asked * sent,
-        "stations": settings.stations * (weights + sent),
+        "stations": stations,
     }
+
+
+def products_bytes(model: nn.Module, grams: Mapping[str, Gram], settings: Settings) -> int:
+    """Return the bytes of the products that a station of stations sends; 0 without such stations.
+
+    A product has a row for each of the layer's outputs, and a column for each input of its Gram.
+    """
+    if not is_deep(settings) or not build_rule(settings).passes_products:
+        return 0
+    state = model.state_dict()
+    return sum(len(state[f"{name}.weight"]) * gram.dim * FLOAT for name, gram in grams.items())
 
 
 def memory(model: nn.Module, grams: Mapping[str, Gram], settings: Settings) -> dict[str, int]:
@@ -162,11 +189,16 @@ def memory(model: nn.Module, grams: Mapping[str, Gram], settings: Settings) -> d
     widths = [gram.dim for gram in distinct(grams).values()]
     dense = sum(d * min(d, settings.gram_max_dim) * FLOAT for d in widths)
     packed = sum(gram_bytes(d, settings) for d in widths)
-    return {
+    products = products_bytes(model, grams, settings)
+    found = {
         "client": (3 + moments) * weights + dense,
         "station": 3 * weights + dense + packed,
-        "server": 4 * weights + 2 * dense + packed,
+        "station of stations": 4 * weights + 2 * dense + packed + 2 * products,
+        "server": 4 * weights + 2 * dense + packed + 2 * products,
     }
+    if not is_deep(settings):
+        del found["station of stations"]
+    return found
 
 
 def _data(settings: Settings, data: DomainData) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from hfedatm.base import presence
+from hfedatm.base import presence, tiers
 from hfedatm.base.app_home import home_of, project_of
 from hfedatm.base.errors import UserError
 from hfedatm.base.results import read_json, read_rounds
@@ -176,6 +176,11 @@ def _settings(stored: dict[str, Any], path: Path) -> dict[str, Any]:
         value = settings.setdefault(key, Settings().model_dump(by_alias=True)[key])
         if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value <= most:
             raise UserError(f"{path}: {key} = {printable(value, 80)} is not plausible")
+    if settings.get("tiers"):
+        try:
+            tiers.parse(str(settings["tiers"]))
+        except ValueError as error:
+            raise UserError(f"{path}: {printable(error, 200)}") from None
     return settings
 
 

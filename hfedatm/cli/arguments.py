@@ -28,3 +28,8 @@ OneRun = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+STATE = Path(".hfedatm")
+"""Where a deployment keeps its state unless the user says otherwise."""
+DeploymentFolder = Annotated[
+    Path, typer.Option("--folder", help="Where the deployment keeps its state.")
+]

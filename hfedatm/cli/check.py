@@ -54,6 +54,7 @@ def _show(found: dict[str, Any]) -> None:
     learned = f"{data['classes']} classes"
     if data["task"] != "classification":
         learned = f"{data['task']}, {data['classes']} outputs"
+    facts.add_row("tree", f"{found['tree']}: children of the server, of its stations, and so on")
     facts.add_row("data", f"{data['dataset']}: {learned}; domains {domains}")
     facts.add_row(
         "",

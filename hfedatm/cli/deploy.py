@@ -8,23 +8,23 @@ from typing import Annotated
 
 import typer
 
-from hfedatm.base.errors import UserError
-from hfedatm.cli.arguments import Assignments, ConfigFile
-
-Folder = Annotated[Path, typer.Option(help="Where the deployment keeps its state.")]
-STATE = Path(".hfedatm")
+from hfedatm.cli.arguments import STATE, Assignments, ConfigFile, DeploymentFolder
+from hfedatm.cli.runs import operator_of
 
 
 def up(
     stations: Annotated[int, typer.Option(min=1, help="How many stations.")] = 2,
     clients: Annotated[int, typer.Option(min=1, help="How many clients each station has.")] = 2,
+    tiers: Annotated[
+        str, typer.Option(help="A deeper tree, children per level: 2x2x3; replaces both numbers.")
+    ] = "",
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no node keys.")] = False,
     first_port: Annotated[int, typer.Option(help="First of the ports to use.")] = 9500,
     patience: Annotated[float, typer.Option(help="Seconds until all must be up.")] = 300.0,
     policy: Annotated[
         Path | None, typer.Option(help="What every node allows; default: built-ins only.")
     ] = None,
-    folder: Folder = STATE,
+    folder: DeploymentFolder = STATE,
 ) -> None:
     """Start server, stations and clients as processes on this machine.
 
@@ -35,16 +35,22 @@ def up(
       hfedatm submit rounds=3 && hfedatm down
 
       hfedatm up --policy policy.toml
+
+      hfedatm up --tiers 2x2x3
     """
     from hfedatm.deploy import local
+    from hfedatm.deploy.tree import sizes_of
 
     folder = folder.resolve()
-    layout = local.plan(folder, stations, clients, insecure=insecure, first_port=first_port)
+    sizes = sizes_of(tiers, stations, clients)
+    layout = local.plan(folder, *sizes, insecure=insecure, first_port=first_port)
     local.up(folder, layout, patience=patience, policy=policy)
-    typer.echo(f"up: 1 server, {stations} stations, {stations * clients} clients; logs in {folder}")
+    stations = len(layout.links) - 1
+    number = len(layout.nodes) - stations
+    typer.echo(f"up: 1 server, {stations} stations, {number} clients; logs in {folder}")
 
 
-def down(folder: Folder = STATE) -> None:
+def down(folder: DeploymentFolder = STATE) -> None:
     """End exactly the processes that 'hfedatm up' started.
 
     For example:
@@ -60,7 +66,7 @@ def down(folder: Folder = STATE) -> None:
 def submit(
     assignments: Assignments = None,
     config: ConfigFile = None,
-    folder: Folder = STATE,
+    folder: DeploymentFolder = STATE,
 ) -> None:
     """Start a run on a deployment and show its log to the end.
 
@@ -74,18 +80,15 @@ def submit(
 
       hfedatm submit --config my.yaml server-rule=avg
     """
+    from hfedatm import submissions
     from hfedatm.cli.run import read_settings
     from hfedatm.deploy import flower, size
 
     given = read_settings(config, assignments or [])
     # The run works in the SuperLink's folder: a relative path would lead there.
     given["output"] = str(Path(given.get("output") or "results").expanduser().resolve())
-    home = folder.resolve() / "operator"
-    if not (home / "config.toml").exists():
-        raise UserError(f"{folder} holds no deployment: start one with `hfedatm up`")
-    given = size.sized(given, home)
-    app = flower.write_app(home / "app", "server", given)
-    run_id = flower.start_run(app, "server", home)
+    home = operator_of(folder)
+    run_id = submissions.submit(home, size.sized(given, home))
     status, details = flower.follow(run_id, "server", home)
     if status != "finished:completed":
         sys.exit(f"hfedatm: run {run_id} ended as {status}: {details}")

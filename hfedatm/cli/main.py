@@ -10,18 +10,22 @@ import typer
 
 from hfedatm.base.errors import UserError
 from hfedatm.cli import (
+    assign,
     audit,
     check,
     compare,
     deploy,
+    doctor,
     export,
     grams,
     init,
     merge,
+    monitor,
     policy,
     report,
     reproduce,
     run,
+    runs,
     scaffold,
     settings,
     topology,
@@ -68,11 +72,16 @@ typer_app.command("merge")(merge.merge)
 typer_app.command("grams")(grams.grams)
 typer_app.command("audit")(audit.audit)
 typer_app.command("topology")(topology.topology)
+typer_app.command("assign")(assign.assign)
 typer_app.command("settings")(settings.settings)
 typer_app.command("reproduce")(reproduce.reproduce)
 typer_app.command("up")(deploy.up)
 typer_app.command("down")(deploy.down)
 typer_app.command("submit")(deploy.submit)
+typer_app.command("runs")(runs.runs)
+typer_app.command("stop")(runs.stop)
+typer_app.command("doctor")(doctor.doctor)
+typer_app.command("monitor")(monitor.monitor)
 typer_app.command("scaffold")(scaffold.scaffold)
 typer_app.add_typer(policy.policy, name="policy")
 

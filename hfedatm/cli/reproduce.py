@@ -39,6 +39,10 @@ def reproduce(
     row: Annotated[
         list[str] | None, typer.Option(help="Only this row; may be given several times.")
     ] = None,
+    bounds: Annotated[
+        bool,
+        typer.Option("--bounds", help="Add rows for central training and the best single station."),
+    ] = False,
     name: Annotated[
         str, typer.Option(help="Name of the files; default: the table's and the data set's.")
     ] = "",
@@ -82,11 +86,12 @@ def reproduce(
         _numbers("--lambdas", lambdas, float) or None,
         [name.strip() for name in targets.split(",") if name.strip()] or None,
         row,
+        bounds,
     )
     name = name or f"{table}-{dataset}"
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise UserError(f"--name: got {name!r}; write letters, digits, '.', '-' and '_'")
-    store = Store.of(name, output, runs)
+    store = Store.of(name, output, runs, timed=table == "latency")
     failed = {}
     if not only_print:
         failed = run_cells(made.cells(), store, jobs, Console()).failed

@@ -11,6 +11,9 @@ import typer
 def scaffold(
     stations: Annotated[int, typer.Option(min=1, help="How many stations.")] = 2,
     clients: Annotated[int, typer.Option(min=1, help="How many clients each station has.")] = 2,
+    tiers: Annotated[
+        str, typer.Option(help="A deeper tree, children per level: 2x2x3; replaces both numbers.")
+    ] = "",
     host: Annotated[
         str, typer.Option(help="Name or address at which other machines reach the server.")
     ] = "",
@@ -27,10 +30,15 @@ def scaffold(
       hfedatm scaffold --stations 3 --clients 4
 
       hfedatm scaffold --stations 3 --host fl.example.org --only station-1
+
+      hfedatm scaffold --tiers 2x2x3
     """
     from hfedatm.deploy import compose
+    from hfedatm.deploy.tree import sizes_of
 
-    deployment = compose.Deployment(stations, clients, host, port, only)
+    sizes = sizes_of(tiers, stations, clients)
+    deeper = sizes if len(sizes) > 2 else ()
+    deployment = compose.Deployment(sizes[0], sizes[-1], host, port, only, deeper)
     for path in compose.write_compose(folder, deployment):
         typer.echo(f"wrote {path}")
     for path in compose.write_policies(folder / "policies", deployment):

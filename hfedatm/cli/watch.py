@@ -18,6 +18,7 @@ from rich.text import Text
 
 from hfedatm.base.round_record import labels
 from hfedatm.base.text import names_in, number, printable
+from hfedatm.base.tiers import parse
 from hfedatm.cli.arguments import OneRun
 from hfedatm.runs import Run, latest_run, newest_run, read_run
 
@@ -97,6 +98,7 @@ def describe(run: Run) -> dict[str, Any]:
         "seconds_left": run.seconds_left,
         "seconds_silent": None if run.status == "finished" else run.idle,
         "stations": last and last.stations.model_dump(),
+        "tiers": [tier.model_dump() for tier in last.tiers or []] if last else [],
         "clients": last and last.clients.model_dump(),
         "loss": last and last.loss,
         "numbers": last.numbers if last else {},
@@ -140,13 +142,17 @@ def _title(run: Run) -> Text:
 
 def _tiers(run: Run) -> Table:
     settings, last, now = run.settings, run.rounds[-1] if run.rounds else None, run.progress
-    stations = (last.stations.answered, last.stations.asked) if last else (0, settings["stations"])
+    tree = settings.get("tiers")
+    top = parse(str(tree))[0] if tree else settings["stations"]
+    stations = (last.stations.answered, last.stations.asked) if last else (0, top)
+    deeper = list(enumerate((last.tiers or [])[1:] if last else [], start=2))
     per_round = settings["client-fraction"] * settings["clients-per-station"]
     clients = max(1, round(per_round)) * settings["stations"]
     table = Table.grid(padding=(0, 2))
     for name, done, total in (
         ("rounds", len(run.rounds), run.total),
         ("stations", *now.get("stations", stations)),
+        *((f"stations, level {n}", t.answered, t.asked) for n, t in deeper if not now),
         *([("trainings", *now["clients"])] if now.get("clients", (0, 0))[1] else []),
         *([] if now else [("clients", last.clients.answered if last else 0, clients)]),
     ):
@@ -169,7 +175,7 @@ def _rounds(run: Run) -> Table:
             _percent(record.source_accuracy),
             _percent(record.unseen_accuracy),
             "-" if record.moved is None else str(record.moved),
-            f"{record.stations.answered}/{record.stations.asked}",
+            " ".join(f"{t.answered}/{t.asked}" for t in record.tiers or [record.stations]),
             str(record.clients.answered),
             f"{sent / 1e6:.1f} MB",
             f"{record.seconds:.1f} s",

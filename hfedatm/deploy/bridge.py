@@ -16,6 +16,7 @@ from flwr.app import Context, Message, RecordDict
 
 from hfedatm.base.handover.service import hand_over
 from hfedatm.base.handover.spool import HandoverError, Spool
+from hfedatm.base.records import Task
 from hfedatm.deploy import flower
 
 log = logging.getLogger("hfedatm.station")
@@ -67,4 +68,5 @@ def answer(message: Message, context: Context) -> RecordDict:
         metadata.message_id,
         StationRun(spool, link),
         timeout=metadata.created_at + metadata.ttl - time.time(),
+        silence=Task.from_record(message.content["task"]).settings.join_timeout,
     )

@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from hfedatm.base.errors import UserError
 from hfedatm.base.trust import writing
 from hfedatm.deploy import certificates, size
+from hfedatm.deploy.tree import SERVER, Node, nodes
 
 FILES = ("docker-compose.yml", "docker-compose.insecure.yml", "docker-compose.gpu.yml")
 CONTAINER_USER = 1000
@@ -26,23 +27,41 @@ class Deployment:
     host: str = ""
     port: int = 9443
     only: str = ""
+    tiers: tuple[int, ...] = ()
+    """Children per level of a tree with more than one level of stations."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Children per level."""
+        return self.tiers or (self.stations, self.clients)
+
+    @property
+    def nodes(self) -> dict[str, Node]:
+        """All stations and clients by name."""
+        return {node.name: node for node in nodes(self.sizes)}
 
     @property
     def links(self) -> dict[str, list[str]]:
         """Each link's nodes, by machine name."""
-        names = [f"station-{number + 1}" for number in range(self.stations)]
-        below = {
-            name: [f"{name}-client-{number + 1}" for number in range(self.clients)]
-            for name in names
-        }
-        return {"server": names, **below}
+        found: dict[str, list[str]] = {SERVER: []}
+        for node in self.nodes.values():
+            found[node.above].append(node.name)
+            if node.is_station:
+                found[node.name] = []
+        return found
 
     @property
     def shown(self) -> list[str]:
         """The links that run on this machine."""
         if self.only and self.only not in self.links:
             raise UserError(f"only: got {self.only!r}; must be one of {', '.join(self.links)}")
-        return [self.only] if self.only else list(self.links)
+        if self.only in self.nodes and self.nodes[self.only].above != SERVER:
+            raise UserError(
+                f"only: got {self.only!r}; a station of a station runs on its machine: give one of "
+                f"{', '.join(self.links[SERVER])}, which brings all stations below it"
+            )
+        below = [name for name in self.links if name.startswith(f"{self.only}-")]
+        return [self.only, *below] if self.only else list(self.links)
 
     @property
     def services(self) -> list[str]:
@@ -50,8 +69,9 @@ class Deployment:
         services = []
         for name in self.shown:
             services += [name, f"{name}-gateway"]
-            if name != "server":
-                services += [f"{name}-node", *self.links[name]]
+            if name != SERVER:
+                clients = [node for node in self.links[name] if node not in self.links]
+                services += [f"{name}-node", *clients]
         return services
 
 
@@ -64,18 +84,22 @@ def write_compose(folder: Path, deployment: Deployment) -> list[Path]:
     )
     extra = f" --host {deployment.host} --port {deployment.port}" if deployment.host else ""
     extra += f" --only {deployment.only}" if deployment.only else ""
-    above = "server-gateway:8000"
-    if deployment.host and "server" not in deployment.shown:
-        above = f"{deployment.host}:{deployment.port}"
+    server = "server-gateway:8000"
+    if deployment.host and SERVER not in deployment.shown:
+        server = f"{deployment.host}:{deployment.port}"
+    size = f"--stations {deployment.stations} --clients {deployment.clients}"
+    if deployment.tiers:
+        size = f"--tiers {'x'.join(map(str, deployment.tiers))}"
     for name in FILES:
         text = templates.get_template(f"{name}.j2").render(
-            stations=deployment.stations,
-            clients=deployment.clients,
+            size=size,
+            nodes=deployment.nodes,
+            links=deployment.links,
             shown=deployment.shown,
             services=deployment.services,
             host=deployment.host,
             port=deployment.port,
-            above=above,
+            server=server,
             extra=extra,
         )
         (folder / name).write_text(text, encoding="utf-8")
@@ -87,8 +111,8 @@ def write_secrets(folder: Path, deployment: Deployment) -> None:
     certificates.make_authority(folder)
     for link in deployment.links:
         certificates.make_task_key(folder / link)
-    size.note(folder / "server", deployment.stations, deployment.clients)
-    for link, nodes in deployment.links.items():
+    size.note(folder / SERVER, *deployment.sizes)
+    for link, below in deployment.links.items():
         hosts = [link, f"{link}-gateway", "localhost", "127.0.0.1"]
         if link == "server" and deployment.host:
             hosts.append(deployment.host)
@@ -96,14 +120,11 @@ def write_secrets(folder: Path, deployment: Deployment) -> None:
             certificates.make_link_certificate(folder, folder / link, hosts)
         known = folder / link / "nodes"
         known.mkdir(mode=0o700, exist_ok=True)
-        first = (
-            0 if link == "server" else (list(deployment.links).index(link) - 1) * deployment.clients
-        )
-        for place, node in enumerate(nodes, start=first):  # a node's place is its partition-id
-            certificates.enrol(folder, folder / node, node, link, place)
+        for node in below:
+            certificates.enrol(folder, folder / node, node, link, deployment.nodes[node].place)
             shutil.copyfile(folder / node / "node.pub", known / f"{node}.pub")
         for key in known.glob("*.pub"):
-            if key.stem not in nodes:
+            if key.stem not in below:
                 key.unlink()
     if os.getuid() == 0:  # containers do not run as root, and only their owner can read the keys
         for path in [folder, *folder.rglob("*")]:

@@ -18,7 +18,8 @@ from hfedatm.base.errors import UserError
 from hfedatm.deploy import prefork
 
 # An app names one ServerApp and one ClientApp, so each of the two links of the hierarchy, server to
-# stations and station to clients, has an app of its own.
+# stations and station to clients, has an app of its own. A deployed node runs its installed
+# ClientApp, so a station whose nodes are stations needs no third app.
 COMPONENTS = {
     "server": {"serverapp": "server_app.app:app", "clientapp": "station_app.app:client"},
     "station": {"serverapp": "station_app.app:server", "clientapp": "client_app.app:app"},
@@ -67,6 +68,17 @@ def run_status(run_id: int, link: str, home: Path | None = None) -> tuple[str, s
     """Return a run's status, such as ``finished:completed``, and Flower's details about it."""
     run = _flwr(["list", link, "--run-id", str(run_id)], home)["runs"][0]
     return run["status"], run["status-details"]
+
+
+def list_runs(link: str, home: Path | None = None) -> list[dict[str, Any]]:
+    """Return all runs of a SuperLink, the newest first."""
+    found: list[dict[str, Any]] = _flwr(["list", link], home)["runs"]
+    return sorted(found, key=lambda run: str(run.get("pending-at", "")), reverse=True)
+
+
+def stop_run(run_id: int, link: str, home: Path | None = None) -> None:
+    """End a run that goes on."""
+    _flwr(["stop", str(run_id), link], home)
 
 
 def follow(run_id: int, link: str, home: Path | None = None) -> tuple[str, str]:

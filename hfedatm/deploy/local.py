@@ -1,4 +1,4 @@
-"""Start all three tiers on this machine, for development: the same processes as in containers."""
+"""Start all tiers on this machine, for development: the same processes as in containers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from hfedatm.base.errors import UserError
 from hfedatm.base.trust import writing
 from hfedatm.base.trust.policy import Policy
-from hfedatm.deploy import certificates, flower, machines, size
+from hfedatm.deploy import certificates, flower, machines, size, tree
 from hfedatm.deploy.machines import Machine, Process
 from hfedatm.deploy.processes import Processes
 
@@ -32,6 +32,8 @@ class DeploymentError(UserError):
 class Plan:
     """Every process of a deployment; `links` and `gateways` by the machine they run on."""
 
+    sizes: tuple[int, ...] = ()
+    """Children per level."""
     links: dict[str, Process] = field(default_factory=dict)
     gateways: dict[str, Process] = field(default_factory=dict)
     nodes: list[tuple[Machine, str, Process]] = field(default_factory=list)  # nodes and their link
@@ -43,10 +45,11 @@ class Plan:
         return {name: f"{HOST}:{link.port}" for name, link in self.links.items()}
 
 
-def plan(
-    folder: Path, stations: int, clients: int, *, insecure: bool = False, first_port: int = 9500
-) -> Plan:
-    """Lay out a server and `stations` stations of `clients` clients each, on consecutive ports."""
+def plan(folder: Path, *sizes: int, insecure: bool = False, first_port: int = 9500) -> Plan:
+    """Lay out a server and the tree below it, on consecutive ports.
+
+    ``sizes`` are the numbers of children per level: stations, perhaps stations of these, clients.
+    """
 
     def machine(name: str) -> Machine:
         return Machine(name, folder / name, None if insecure else folder / "secrets" / name)
@@ -55,23 +58,22 @@ def plan(
         layout.links[name] = machines.link(machine(name), next(ports))
         layout.gateways[name] = machines.gateway(machine(name), next(ports), layout.addresses[name])
 
-    def add_node(name: str, above: str, place: int, config: dict[str, str | int]) -> None:
-        config = {"partition-id": place, **config}
-        entrance = f"{HOST}:{layout.gateways[above].port}"
-        process = machines.node(machine(name), next(ports), entrance, config)
-        layout.nodes.append((machine(name), above, process))
-        layout.places.append((machine(name), above, place))
+    def add_node(node: tree.Node) -> None:
+        config: dict[str, str | int] = {"partition-id": node.place}
+        if node.is_station:
+            config |= {"spool": str(folder / node.name / "spool"), "link": node.name}
+        entrance = f"{HOST}:{layout.gateways[node.above].port}"
+        process = machines.node(machine(node.name), next(ports), entrance, config)
+        layout.nodes.append((machine(node.name), node.above, process))
+        layout.places.append((machine(node.name), node.above, node.place))
 
-    layout = Plan()
+    layout = Plan(sizes)
     ports = count(first_port)
-    add_link("server")
-    for number in range(stations):
-        station = f"station-{number + 1}"
-        add_link(station)
-        spool = str(folder / station / "spool")
-        add_node(station, "server", number, {"spool": spool, "link": station})
-        for local in range(clients):
-            add_node(f"{station}-client-{local + 1}", station, number * clients + local, {})
+    add_link(tree.SERVER)
+    for node in tree.nodes(sizes):
+        if node.is_station:
+            add_link(node.name)
+        add_node(node)
     return layout
 
 
@@ -107,8 +109,7 @@ def up(
     ca_file = make_secrets(folder / "secrets", layout) if secure else None
     operator = folder / "operator"
     machines.write_connections(operator, layout.addresses, ca_file)
-    stations = len(layout.links) - 1
-    size.note(operator, stations, len(layout.nodes) // stations - 1)
+    size.note(operator, *layout.sizes)
     for machine, _, node in layout.nodes:
         if machine.name in layout.links:
             own = {machine.name: layout.addresses[machine.name]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ _FILE = "size.json"
 _KEYS = ("stations", "clients-per-station")
 
 
-def note(folder: Path, stations: int, clients: int) -> None:
-    """Write the size of a deployment into its operator's folder, or into the server's secrets."""
-    write_text(folder / _FILE, json.dumps([stations, clients]) + "\n")
+def note(folder: Path, *sizes: int) -> None:
+    """Write the children per level of a deployment into its operator's folder, or the server's."""
+    write_text(folder / _FILE, json.dumps(sizes) + "\n")
 
 
 def sized(given: Mapping[str, Any], operator: Path) -> dict[str, Any]:
@@ -37,26 +38,34 @@ def sized(given: Mapping[str, Any], operator: Path) -> dict[str, Any]:
         return dict(given)
     found = _read(operator)
     if found is None:
-        missing = [key for key in _KEYS if not given.get(key)]
+        missing = [key for key in _KEYS if not given.get(key) and not given.get("tiers")]
         if missing:
             raise UserError(
                 f"{missing[0]}: the size of this deployment is unknown; give "
                 f"{' and '.join(missing)}"
             )
         return dict(given)
-    for key, number in zip(_KEYS, found, strict=True):
+    tree = "x".join(map(str, found))
+    meant = {
+        "stations": math.prod(found[:-1]),
+        "clients-per-station": found[-1],
+        **({"tiers": tree} if len(found) > 2 or given.get("tiers") else {}),
+    }
+    for key, number in meant.items():
         asked = str(given.get(key, "")).strip()
-        if asked and asked != str(number):
-            raise UserError(
-                f"{key}: got {asked}, and the deployment that is up has {found[0]} stations of "
-                f"{found[1]} clients; leave the key out, or start another deployment"
+        if asked and asked != str(number if key != "tiers" else tree):
+            up = (
+                f"{found[0]} stations of {found[1]} clients" if len(found) == 2 else f"tiers={tree}"
             )
-    return {**given, **dict(zip(_KEYS, found, strict=True))}
+            raise UserError(
+                f"{key}: got {asked}, and the deployment that is up has {up}; leave the key out, "
+                "or start another deployment"
+            )
+    return {**given, **meant}
 
 
-def _read(operator: Path) -> tuple[int, int] | None:
+def _read(operator: Path) -> tuple[int, ...] | None:
     for file in (operator / _FILE, MOUNTED / _FILE):
         if file.is_file():
-            stations, clients = json.loads(file.read_text(encoding="utf-8"))
-            return int(stations), int(clients)
+            return tuple(int(number) for number in json.loads(file.read_text(encoding="utf-8")))
     return None

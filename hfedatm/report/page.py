@@ -18,7 +18,7 @@ from hfedatm.base.round_record import LayerMergeQuality, RoundRecord
 from hfedatm.base.settings import Settings, keys
 from hfedatm.base.text import printable
 from hfedatm.comparison import differing
-from hfedatm.report import curves, inside
+from hfedatm.report import curves, inside, tree
 from hfedatm.runs import Run, measure_of
 from hfedatm_files import write_text
 from server_app.narration import size
@@ -83,6 +83,7 @@ def _facts(run: Run) -> dict[str, Any]:
         "domains_seen": sorted({d for s in _stations(run, last) for d in s["domains"]}),
         "domain_numbers": curves.domain_numbers(run),
         "figures": {
+            "tree": tree.draw(str(run.settings.get("tiers", "")), last),
             "domains": curves.domains(run),
             "numbers": curves.numbers(run),
             "bytes": curves.bytes_sent(run),

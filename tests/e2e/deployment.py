@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -30,15 +30,19 @@ class Deployment:
         clients: int = 2,
         *,
         allowed: Sequence[str] = (),
+        privacy: Mapping[str, object] | None = None,
+        tiers: Sequence[int] = (),
         **environment: str,
     ):
         self.folder, self.stations, self.clients = folder / "state", stations, clients
-        self.allowed = allowed
+        self.policy = {"code": {"allowed": list(allowed)}, "privacy": dict(privacy or {})}
         self.output = folder / "results"
-        self.first_port = free_ports(3 + 4 * stations + stations * clients)
+        self.sizes = tuple(tiers) or (stations, clients)
+        planned = local.plan(self.folder, *self.sizes)
+        self.first_port = free_ports(2 * len(planned.links) + len(planned.nodes) + 1)
         self.environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
         self.processes = Processes(self.folder)
-        self.layout = local.plan(self.folder, stations, clients, first_port=self.first_port)
+        self.layout = local.plan(self.folder, *self.sizes, first_port=self.first_port)
 
     def hfedatm(self, *arguments: str) -> subprocess.CompletedProcess:
         """Run a command to its end; its output is on file, as its children may hold a pipe open."""
@@ -54,11 +58,13 @@ class Deployment:
 
     def up(self) -> None:
         size = ["--stations", str(self.stations), "--clients", str(self.clients)]
+        if len(self.sizes) > 2:
+            size = ["--tiers", "x".join(map(str, self.sizes))]
         place = ["--folder", str(self.folder), "--first-port", str(self.first_port)]
         given = []
-        if self.allowed:
+        if any(any(section.values()) for section in self.policy.values()):
             file = self.output.with_name("policy.toml")
-            file.write_text(tomli_w.dumps({"code": {"allowed": list(self.allowed)}}))
+            file.write_text(tomli_w.dumps(self.policy))
             given = ["--policy", str(file)]
         done = self.hfedatm("up", *size, *place, *given, "--patience", str(PATIENCE))
         assert done.returncode == 0, done.stdout + self.logs()

@@ -1,5 +1,6 @@
 """Three tiers as real Flower processes: the same model as in process, and nobody else gets in."""
 
+import json
 import subprocess
 import sys
 
@@ -52,6 +53,45 @@ def test_secure_aggregation_gives_the_same_model(deployment, tmp_path):
     assert_close(there, model_here(tmp_path / "secure", secure))
     assert_close(there, model_here(tmp_path / "plain", given), 1e-4)
     assert (only["clients"]["answered"], only["failures"]) == (4, [])
+
+
+def test_two_runs_at_once_end_as_if_each_were_alone(deployment, tmp_path):
+    given = [SMALL | {"rounds": 1, "seed": seed} for seed in (1, 2)]
+    names = ["at-once-1", "at-once-2"]
+    runs = [deployment.submit(name, **each) for name, each in zip(names, given, strict=True)]
+    for run, name, each in zip(runs, names, given, strict=True):
+        (only,) = run.wait()
+        assert (only["clients"]["answered"], only["failures"]) == (4, [])
+        there = load_file(deployment.output / name / "last.safetensors")
+        assert_close(there, model_here(tmp_path / name, each))
+    listed = {run["name"]: run for run in listed_runs(deployment)}
+    assert {(listed[n]["state"], listed[n]["rounds"]) for n in names} == {
+        ("finished:completed", "1/1")
+    }
+
+
+def test_a_run_is_stopped_and_can_be_resumed(deployment, tmp_path):
+    given = SMALL | {"rounds": 60, "station-rounds": 1, "schedule": "constant"}
+    run = deployment.submit("stopped", **given)
+    wait_until(lambda: (run.folder / "last.safetensors").exists(), "a round is finished")
+    said = deployment.hfedatm("stop", "stopped", "--folder", str(deployment.folder))
+    assert said.returncode == 0, said.stdout
+    assert f"hfedatm submit resume={run.folder}" in said.stdout
+    assert run.process.wait(120) == 1
+    assert "finished:stopped" in {r["state"] for r in listed_runs(deployment)}
+    again = deployment.hfedatm("stop", "stopped", "--folder", str(deployment.folder))
+    assert (again.returncode, "is over" in again.stdout) == (2, True)
+
+    rounds = len(run.rounds()) + 1
+    deployment.submit("stopped", resume=run.folder, rounds=rounds).wait()
+    here = model_here(tmp_path, given | {"rounds": rounds})
+    assert_close(load_file(run.folder / "last.safetensors"), here)
+
+
+def listed_runs(deployment):
+    done = deployment.hfedatm("runs", "--json", "--folder", str(deployment.folder))
+    assert done.returncode == 0, done.stdout
+    return json.loads(done.stdout)
 
 
 def model_here(folder, given):

@@ -156,6 +156,44 @@ def test_simulation_gives_the_model_of_the_in_process_run(
     assert accuracies[0] == accuracies[1]
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"server-rule": "fedhisyn", "rule-params": "spread=100", "client-method": "fedsr"},
+        {"server-rule": "sfedhp"},
+        {"server-rule": "fedrc-clusters", "station-assignment": "eara"},
+        {"server-rule": "avg", "client-method": "elcfs"},
+    ],
+    ids=["fedhisyn", "sfedhp", "fedrc-clusters", "elcfs"],
+)
+def test_other_systems_give_the_model_of_one_process(flower, tmp_path, given):
+    flower.run(output=str(tmp_path), run_name="flower", **given)
+    run_locally(SMALL | given | {"output": str(tmp_path), "run-name": "here"})
+    assert failures_of(tmp_path / "flower") == []
+    expected, found = last_model(tmp_path / "here"), last_model(tmp_path / "flower")
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_a_second_look_gives_the_model_of_one_process(flower, tmp_path):
+    """Nodes keep the model from one message to the next, in whatever process."""
+    given = {
+        "rounds": 1,
+        "model-params": "batch_norm=true",
+        "station-start": "own",
+        "station-assignment": "mixed",
+        "rule-params": "second_look=auto,look_passes=2",
+    }
+    shown = flower.run(output=str(tmp_path), run_name="flower", **given)
+    assert "second look by 2 stations in 2 passes" in shown, shown
+    run_locally(SMALL | given | {"output": str(tmp_path), "run-name": "here"})
+    assert failures_of(tmp_path / "flower") == []
+    expected, found = last_model(tmp_path / "here"), last_model(tmp_path / "flower")
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
 def test_a_refused_run_says_why_and_is_a_failed_run(flower, tmp_path):
     shown = flower.run(output=str(tmp_path), lr=-1.0)
     assert "hfedatm: lr: got -1.0; input should be greater than 0" in shown

@@ -49,6 +49,10 @@ FREE_TEXT = {
     "output": ["/dev/null/results"],
     "data-dir": ["/nowhere/at/all"],
     "train-only": ["nonsense", "last 99", ","],
+    "tiers": ["nonsense", "2x", "0x2", "2x-1x2", "7", "2x2x2x2x2x2x2x2x2"],
+    "station-models": ["nonsense", "9=lenet5", "0=nonsense", "0", "x=lenet5"],
+    "inner-rounds": ["nonsense", "2", "0", "1x1"],
+    "lora-params": ["nonsense", "=3", "nonsense=3", "rank=0", "targets=nonsense"],
     "augment": ["nonsense", "no_such_lab:thing", "helpers:nothing", ":"],
     "metrics": ["nonsense", "no_such_lab:thing", "helpers:nothing", ":"],
 }
@@ -124,7 +128,8 @@ def refused(fails, tmp_path):
 
 @pytest.mark.parametrize("key", [key for key in all_keys() if key not in ANYTHING])
 def test_every_setting_refuses_what_it_cannot_be(refused, key):
-    needed = {"data-dir": {"dataset": "pacs"}}.get(key, {})
+    others = {"data-dir": {"dataset": "pacs"}, "lora-params": {"train-only": "lora"}}
+    needed = others.get(key, {})
     for value in bad_values(key):
         message = refused(**needed, **{key: value})
         named = message.split(":")[0]
@@ -194,9 +199,6 @@ BROKEN_FILES = [
     ("config.json", b"[]", "must hold a JSON object"),
     ("config.json", b"{}", "has no 'settings'"),
     ("config.json", b'{"settings": {"ronds": 1}, "id": "x"}', "ronds: unknown key"),
-    ("rounds.jsonl", b"{\n", "rounds.jsonl cannot be read"),
-    ("rounds.jsonl", b"3\n", "rounds.jsonl cannot be read"),
-    ("rounds.jsonl", b"\xff\n", "rounds.jsonl cannot be read"),
     ("last.safetensors", b"", "last.safetensors cannot be read"),
     ("last.safetensors", b"\x08" + 100 * b"x", "last.safetensors cannot be read"),
 ]
@@ -215,6 +217,15 @@ def test_a_runs_own_files(fails, spoilt, name, content, cure):
         for command in (["watch", "--once"], ["report"]):
             assert cure in fails(*command, folder)
         assert cure in fails("compare", folder, folder.parent / "other") or name != "config.json"
+
+
+@pytest.mark.parametrize("content", [b"{\n", b"3\n", b"\xff\n"])
+def test_a_line_that_cannot_be_read(fails, spoilt, content):
+    """Views name the line; a run goes on without it (test_damaged_checkpoints.py)."""
+    folder = spoilt("rounds.jsonl", content)
+    for command in (["watch", "--once"], ["report"]):
+        assert "rounds.jsonl cannot be read: line 1" in fails(*command, folder)
+    assert (folder / "rounds.jsonl").read_bytes() == content
 
 
 def test_a_run_that_is_not_there(fails, tmp_path):

@@ -107,7 +107,7 @@ def test_a_rule_whose_reports_nobody_makes_is_refused(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     "given",
-    [{"server-rule": "mtgc"}, {"server-rule": "fedrc"}, {"client-method": "fediir"}],
+    [{"server-rule": "mtgc"}, {"server-rule": "fedrc-weights"}, {"client-method": "fediir"}],
     ids=lambda given: next(iter(given.values())),
 )
 def test_rules_and_methods_that_share_arrays_are_rehearsed_with_theirs(given, hfedatm):

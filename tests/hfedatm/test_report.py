@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from helpers import run_small
 
 from hfedatm.base.errors import UserError
 from hfedatm.base.round_record import LayerMergeQuality
@@ -139,6 +140,22 @@ def test_the_fit_of_networks_without_a_common_start_is_shown(results):
     row = "<td>0.03</td><td>0.57</td><td>0.41</td><td>1.00</td>"
     assert f"<code>conv&lt;1&gt;</code></th>{row}" in text
     assert "<td>–</td><td>–</td><td>0.86</td><td>0.87</td>" in text
+
+
+def test_a_run_of_stations_with_their_own_starts_shows_how_its_layers_fit(tmp_path):
+    settings = {"station_start": "own", "rounds": 1, "station_rounds": 1, "diagnostics": False}
+    run = read_run(run_small(tmp_path, **settings))
+    quality = run.rounds[-1].merge.quality
+    assert quality.keys() == {"0", "4", "6"}
+    assert any(one.correlation_after > one.correlation_before for one in quality.values()
+               if one.correlation_after is not None)  # fmt: skip
+    text = render([run])
+    for layer, one in quality.items():
+        pair = (one.correlation_before, one.correlation_after)
+        shown = ["–" if number is None else f"{number:.2f}" for number in pair]
+        shown += [f"{one.variance_before:.2f}", f"{one.variance_after:.2f}"]
+        cells = "".join(f"<td>{number}</td>" for number in shown)
+        assert f"<code>{layer}</code></th>{cells}" in text
 
 
 def test_a_run_without_noise_says_so(page, text):

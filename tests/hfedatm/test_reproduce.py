@@ -13,7 +13,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from hfedatm.base.building import build_rule, measures_all
 from hfedatm.base.errors import UserError
+from hfedatm.base.resolving import resolve
 from hfedatm.cli.main import typer_app
 from hfedatm.reproduce import runner, tables
 from hfedatm.reproduce.cells import Cell, Store
@@ -298,6 +300,9 @@ def test_published_figures_stand_beside_ours_only_where_they_are_known(table, st
     assert entry_text(rows["HFedATM"]["λ = 0", "45"]) == "61.8 ± 0.8* (paper 60.0, +1.8)"
     assert "paper" not in entry_text(rows["Avg"]["λ = 0", "45"])
     assert paper_values(tmp_path / "absent.yaml", table, "digits") == {}
+    assert rows["HFedATM"]["λ = 0", "mean"].paper is None  # only one of the two targets is known
+    both = {"HFedATM": {"λ = 0": {"45": 60.0, "0": 50.0}}}
+    assert panels(table, store, both)[0].rows["HFedATM"]["λ = 0", "mean"].paper == 55.0
 
 
 def test_latex_and_picture(table, store, tmp_path):
@@ -357,3 +362,61 @@ def test_data_that_is_not_there_is_said_once_before_any_run(tmp_path, capsys):
 def test_command_refuses_seeds_that_are_no_numbers():
     result = CliRunner().invoke(typer_app, ["reproduce", "ablation", "--seeds", "a"])
     assert isinstance(result.exception, UserError)
+
+
+def test_the_rows_of_independent_say_by_which_grams_they_merge():
+    table = tables.make("independent", "digits", {}, [0])
+    full = set()
+    for label, row in table.rows.items():
+        settings = resolve({**table.base, **row})
+        if build_rule(settings).needs_grams and measures_all(settings, 1):
+            full.add(label)
+            assert row["gram-layers"] == "all"
+    assert full == {"HFedATM (Grams of all layers)"}
+
+
+def test_a_run_with_the_former_name_of_a_default_still_counts(tmp_path):
+    cell = Cell.of({"preset": "demo", "server-rule": "hfedatm"})
+    store = Store.of("table", tmp_path)
+    assert cell.settings["reference"] == "auto"
+    for reference, counts in (("first", True), ("medoid", False)):
+        store.file.unlink(missing_ok=True)
+        settings = cell.settings | {"reference": reference}
+        append_run(store.file, {"key": cell.key, "settings": settings})
+        assert (cell in store.finished([cell])) == counts
+
+
+# --- bounds
+
+
+def test_bounds_are_rows_of_their_own_that_train_as_long_and_are_not_tested(store):
+    made = tables.make("ablation", "digits", TINY, [0], [0.0], ["45"], bounds=True)
+    assert made.all_rows[-2:] == ["Central training", "Best single station"]
+    assert set(made.rows) == set(ablation().rows)
+    (central,) = made.choices("Central training", "λ = 0", "45", 0)
+    assert (central.settings["stations"], central.settings["clients-per-station"]) == (1, 1)
+    stations = made.choices("Best single station", "λ = 0", "45", 0)
+    assert len(stations) == TINY["stations"]
+    assert {cell.settings["rule-params"] for cell in stations} == {"station=0", "station=1"}
+    assert set(stations) | {central} < set(made.cells())
+
+
+def test_the_best_single_station_is_chosen_by_source_validation(store):
+    made = tables.make("ablation", "digits", TINY, [0], [0.0], ["45"], bounds=True)
+    one, other = made.choices("Best single station", "λ = 0", "45", 0)
+    place = ("λ = 0", "45")
+
+    def finish(cell: Cell, source: float, unseen: float) -> None:
+        chosen = {"source_accuracy": source, "unseen_accuracy": unseen}
+        append_run(store.file, {
+            "key": cell.key, "settings": cell.settings, "rounds": [],
+            "last": chosen, "best_by_source": chosen,
+        })  # fmt: skip
+
+    finish(one, source=0.5, unseen=0.9)
+    assert panels(made, store)[0].rows["Best single station"][place].estimate is None
+    finish(other, source=0.6, unseen=0.2)
+    found = panels(made, store)[0].rows["Best single station"][place]
+    assert found.estimate.mean == pytest.approx(20.0) and not found.marked
+    text = markdown(made, panels(made, store), "hfedatm", tables.conditions(made))
+    assert "chosen by source validation, are not tested" in text

@@ -39,3 +39,20 @@ def test_the_drawing_names_all_nodes(hfedatm):
     shown = hfedatm("topology", *arguments()).stdout
     for node in ("server", "station 0", "station 1", "client 0", "client 3"):
         assert node in shown
+
+
+TREE = [a for a in arguments() if not a.startswith(("stations=", "clients-per-station="))]
+
+
+def test_a_deeper_tree_is_drawn_level_by_level(hfedatm):
+    shown = hfedatm("topology", *TREE, "tiers=2x1x2").stdout.splitlines()
+    stations = [line.index("station 1") for line in shown if "station 1" in line]
+    [client] = [line.index("client 3") for line in shown if "client 3" in line]
+    assert len(stations) == 2 and stations[0] < stations[1] < client
+
+
+def test_a_deeper_tree_has_the_clients_of_the_flat_one(hfedatm):
+    found = json.loads(hfedatm("topology", *TREE, "tiers=2x1x2", "--json").stdout)
+    flat = json.loads(hfedatm("topology", *arguments(), "--json").stdout)
+    lowest = [station for region in found["stations"] for station in region["stations"]]
+    assert lowest == flat["stations"]

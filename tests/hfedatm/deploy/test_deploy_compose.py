@@ -138,3 +138,46 @@ def test_another_host_name_gets_into_the_certificate(tmp_path):
     write_secrets(tmp_path, Deployment(1, 1, host="fl.example.org"))
     assert "fl.example.org" in certificates.hosts_of(tmp_path / "server/link.pem")
     assert "fl.example.org" not in certificates.hosts_of(tmp_path / "station-1/link.pem")
+
+
+DEEP = Deployment(2, 2, tiers=(2, 2, 2))
+
+
+def test_a_station_of_stations_is_a_node_of_its_parent_and_has_a_link(tmp_path):
+    write_compose(tmp_path, DEEP)
+    found = services(tmp_path)
+    assert list(found) == DEEP.services
+    assert len(found) == 2 + 6 * 3 + 8
+    node = found["station-2-1-node"]
+    assert node["command"][3] == "station-2-gateway:8000"
+    assert node["command"][-1] == "partition-id=2"
+    assert node["networks"] == ["control-station-2-1", "fleet-station-2"]
+    assert found["station-2-node"]["networks"] == ["control-station-2", "fleet-server"]
+    clients = {n: s["command"][-1] for n, s in found.items() if "-client-" in n}
+    assert list(clients.values()) == [f"partition-id={i}" for i in range(8)]
+    assert found["station-2-1-client-2"]["networks"] == ["fleet-station-2-1"]
+
+
+def test_every_link_of_a_tree_has_secrets_and_its_nodes_verify_it(tmp_path):
+    write_secrets(tmp_path, DEEP)
+    assert {p.stem for p in (tmp_path / "station-2/nodes").glob("*.pub")} == {
+        "station-2-1",
+        "station-2-2",
+    }
+    for link in DEEP.links:
+        assert (tmp_path / link / "tasks.key").exists() and (tmp_path / link / "link.pem").exists()
+    keys = [(tmp_path / name / "tasks.pub").read_bytes() for name in ("station-2", "station-2-1")]
+    assert keys[0] != keys[1]
+
+
+def test_one_machine_has_a_region_with_all_below(tmp_path):
+    part = Deployment(2, 2, "fl.example.org", 443, "station-1", (2, 2, 2))
+    write_compose(tmp_path, part)
+    assert [n for n in services(tmp_path) if n.endswith("-node")] == [
+        "station-1-node",
+        "station-1-1-node",
+        "station-1-2-node",
+    ]
+    assert services(tmp_path)["station-1-node"]["command"][3] == "fl.example.org:443"
+    with pytest.raises(UserError, match="runs on its machine"):
+        write_compose(tmp_path, Deployment(2, 2, "x", 443, "station-1-1", (2, 2, 2)))

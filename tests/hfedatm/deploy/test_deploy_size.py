@@ -67,3 +67,18 @@ def test_up_notes_the_size(tmp_path, monkeypatch):
     with pytest.raises(Started):
         local.up(tmp_path, layout)
     assert size.sized({}, tmp_path / "operator") == {"stations": 2, "clients-per-station": 3}
+
+
+def test_a_run_gets_the_tree_of_the_deployment(tmp_path):
+    size.note(tmp_path, 2, 2, 3)
+    found = {"stations": 4, "clients-per-station": 3, "tiers": "2x2x3"}
+    assert size.sized({}, tmp_path) == found
+    assert size.sized({"tiers": "2x2x3"}, tmp_path) == found
+    for given in ({"tiers": "2x3x2"}, {"stations": 2}):
+        with pytest.raises(UserError, match="the deployment that is up has tiers=2x2x3"):
+            size.sized(given, tmp_path)
+
+
+def test_a_tree_is_refused_by_a_deployment_of_two_tiers(operator):
+    with pytest.raises(UserError, match="tiers: got 1x1x2.* has 1 stations of 2 clients"):
+        size.sized({"tiers": "1x1x2"}, operator)

@@ -1,0 +1,61 @@
+"""Rings of clients, clusters and exchanged amplitudes between real processes."""
+
+import pytest
+import torch
+from deployment import Deployment
+from safetensors.torch import load_file
+
+from hfedatm.runtime.local import run_locally
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
+
+SMALL = {
+    "stations": 1,
+    "clients-per-station": 3,
+    "rounds": 2,
+    "station-rounds": 1,
+    "local-epochs": 1,
+    "batch-size": 64,
+    "device": "cpu",
+    "seed": 4,  # with which two of the three clients pass models around a ring
+}
+RING = {"server-rule": "fedhisyn", "rule-params": "spread=100,speeds=simulated"}
+ALLOWED = {"class-counts": True, "amplitudes": True, "model-to-peers": True}
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    made = Deployment(tmp_path_factory.mktemp("deploy"), 1, 3, privacy=ALLOWED)
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        RING,
+        {"server-rule": "fedrc-clusters"},
+        {"server-rule": "avg", "client-method": "elcfs"},
+        {"server-rule": "sfedhp"},
+    ],
+    ids=["fedhisyn", "fedrc-clusters", "elcfs", "sfedhp"],
+)
+def test_the_model_is_that_of_one_process(deployment, tmp_path, request, given):
+    name = request.node.callspec.id
+    rounds = deployment.submit(name, **SMALL, **given).wait()
+    assert all(line["failures"] == [] for line in rounds)
+    run_locally(SMALL | given | {"output": str(tmp_path), "run-name": "here"})
+    there = load_file(deployment.output / name / "last.safetensors")
+    here = load_file(tmp_path / "here/last.safetensors")
+    assert here.keys() == there.keys()
+    for tensor, value in here.items():
+        assert torch.allclose(there[tensor], value, rtol=1e-5, atol=1e-6), tensor
+
+
+def test_measured_times_group_the_clients(deployment):
+    rounds = deployment.submit("measured", **SMALL, **{"server-rule": "fedhisyn"}).wait()
+    assert [line["clients"]["answered"] for line in rounds] == [3, 3]
+    assert all(line["failures"] == [] and not line.get("kept") for line in rounds)

@@ -1,0 +1,82 @@
+"""The runs of a deployment, with Flower's command line replaced by a table."""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers import run_small
+
+from hfedatm import submissions
+from hfedatm.base.errors import UserError
+from hfedatm.base.results import RunFolder
+from hfedatm.deploy import flower
+
+
+@pytest.fixture
+def flwr(monkeypatch, tmp_path):
+    """Return what Flower lists, by the id of the run; runs start and stop in this table."""
+    table, apps = {}, []
+
+    def answer(arguments, home):
+        if arguments[0] == "run":
+            apps.append(Path(arguments[1], "pyproject.toml").read_text())
+            number = str(100 + len(table))
+            table[number] = {
+                "status": "running",
+                "running-at": f"at {number}",
+                "pending-at": number,
+            }
+            return {"run-id": number}
+        if arguments[0] == "stop":
+            table[arguments[1]] |= {"status": "finished:stopped", "finished-at": "then"}
+            return {}
+        assert arguments[0] == "list"
+        return {"runs": [{"run-id": id, **row} for id, row in table.items()]}
+
+    monkeypatch.setattr(flower, "_flwr", answer)
+    home = tmp_path / "operator"
+    home.mkdir()
+    return home, table, apps
+
+
+def test_each_run_gets_its_own_settings_and_leaves_no_app_behind(flwr, tmp_path):
+    home, _, apps = flwr
+    for seed in range(3):
+        submissions.submit(home, {"seed": seed, "output": str(tmp_path)})
+    assert [f"seed = {seed}" in app for seed, app in enumerate(apps)] == [True] * 3
+    assert not list(home.glob("app-*"))
+
+
+def test_a_run_is_listed_with_its_folder(flwr, tmp_path):
+    home, table, _ = flwr
+    first = submissions.submit(home, {"output": str(tmp_path / "results")})
+    second = submissions.submit(home, {"output": str(tmp_path / "results")})
+    folder = run_small(tmp_path / "results", rounds=1)
+    RunFolder.reopen(str(folder), {}).note_flower_run(first)
+    newest, oldest = submissions.submissions(home)
+    assert (newest.id, newest.name, newest.rounds) == (str(second), "", "")
+    assert oldest.plain() == {
+        "id": str(first), "state": "running", "since": f"at {first}",
+        "name": "run", "rounds": "1/1", "results": str(folder),
+    }  # fmt: skip
+
+
+def test_a_resumed_run_is_found_under_both_ids(flwr, tmp_path):
+    home, *_ = flwr
+    folder = run_small(tmp_path, rounds=1)
+    for given in ({"output": str(tmp_path)}, {"resume": str(folder), "output": "elsewhere"}):
+        RunFolder.reopen(str(folder), {}).note_flower_run(submissions.submit(home, given))
+    assert {each.name for each in submissions.submissions(home)} == {"run"}
+    assert len(json.loads((folder / "config.json").read_text())["flower-runs"]) == 2
+
+
+def test_stopping(flwr, tmp_path):
+    home, table, _ = flwr
+    going = str(submissions.submit(home, {"output": str(tmp_path)}))
+    other = str(submissions.submit(home, {"output": str(tmp_path)}))
+    assert submissions.stop(home, going).id == going
+    assert table[going]["status"] == "finished:stopped"
+    with pytest.raises(UserError, match=rf"run {going} is over \(finished:stopped\).* {other}"):
+        submissions.stop(home, going)
+    with pytest.raises(UserError, match=f"there is no run nobody; runs that go on: {other}"):
+        submissions.stop(home, "nobody")
