@@ -17,6 +17,7 @@ from torch import Tensor
 
 import client_app.client
 import hfedatm.runtime.local as local
+import hfedatm.runtime.stations as stations
 from hfedatm.base.records import (
     Task,
     grams_to_record,
@@ -151,14 +152,15 @@ def hostile(attack: str, tier: Tier, node: int = 0) -> Iterator[None]:
     if attack == HONEST:
         yield
         return
-    app, stations, data = local.client_app, local.LocalStationsGrid, client_app.client.client_data
+    app, data = local.client_app, client_app.client.client_data
+    grid = stations.LocalStationsGrid
 
     def client(message: Message, context: Context) -> Message:
         if tier == "client" and message.metadata.dst_node_id == node:
             return _answer(attack, tier, message, lambda: app(message, context))
         return app(message, context)
 
-    class Stations(stations):  # type: ignore[misc, valid-type]
+    class Stations(grid):  # type: ignore[misc, valid-type]
         def _work(self, message: Message) -> Message:
             if tier == "station" and message.metadata.dst_node_id == node:
                 return _answer(attack, tier, message, lambda: super(Stations, self)._work(message))
@@ -173,10 +175,12 @@ def hostile(attack: str, tier: Tier, node: int = 0) -> Iterator[None]:
         flipped = found.spec.num_classes - 1 - found.train.targets
         return replace(found, train=replace(found.train, targets=flipped))
 
-    local.client_app, local.LocalStationsGrid = client, Stations  # type: ignore[assignment, misc]
+    local.client_app = client  # type: ignore[assignment]
+    stations.LocalStationsGrid = Stations  # type: ignore[misc]
     client_app.client.client_data = examples
     try:
         yield
     finally:
-        local.client_app, local.LocalStationsGrid = app, stations  # type: ignore[misc]
+        local.client_app = app
+        stations.LocalStationsGrid = grid  # type: ignore[misc]
         client_app.client.client_data = data

@@ -20,9 +20,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from hfedatm_core import AlignmentOptions, ChannelGraph, Update, merge, weighted_mean
+from hfedatm_core.apart.folding import fold, fold_graph, unfold
 from hfedatm_core.batch_norm import measure_again
 from hfedatm_core.channels.groups import ChannelGroup, Member
-from hfedatm_core.folding import fold, fold_graph, unfold
 from hfedatm_core.fot.alignment import permute_grams
 
 State = dict[str, Tensor]

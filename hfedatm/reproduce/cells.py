@@ -35,6 +35,8 @@ ELSEWHERE = (
     "track",
     "diagnostics",
 )
+RENAMED = {("reference", "first"): "auto"}
+"""Defaults of earlier versions, and the default that means the same in the same tree."""
 KEPT_OF_ROUND = (
     "round",
     "loss",
@@ -90,17 +92,21 @@ class Store:
 
     file: Path
     work: Path
+    timed: bool = False
+    """Whether seconds count: then no cell shares work with another."""
 
     @classmethod
-    def of(cls, table: str, output: Path, runs: Path | None = None) -> Store:
+    def of(cls, table: str, output: Path, runs: Path | None = None, timed: bool = False) -> Store:
         """Return the store of a table that is written to ``output``."""
-        return cls((runs or output / "runs") / f"{table}.jsonl", output / "unfinished")
+        return cls((runs or output / "runs") / f"{table}.jsonl", output / "unfinished", timed)
 
     def finished(self, cells: Iterable[Cell]) -> dict[Cell, dict[str, Any]]:
         """Return the results of finished cells; a result with other defaults does not count."""
         runs: dict[str, list[dict[str, Any]]] = {}
         for file in sorted(self.file.parent.glob("*.jsonl")):
             for run in read_runs(file):
+                if self.timed and run.get("reused"):
+                    continue
                 runs.setdefault(run["key"], []).append(run)
         found = {}
         for cell in cells:
@@ -109,8 +115,11 @@ class Store:
                     found[cell] = run
         return found
 
-    def run(self, cell: Cell) -> dict[str, Any]:
-        """Run a cell, continue it if it was stopped, and store its result."""
+    def run(self, cell: Cell, shared: Path | None = None) -> dict[str, Any]:
+        """Run a cell, continue it if it was stopped, and store its result.
+
+        Cells with the same folder ``shared`` share what their clients do alike.
+        """
         folder = self.work / cell.key
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "log").open("a") as log:
@@ -118,12 +127,14 @@ class Store:
             result = self.finished([cell]).get(cell)
             if result is None:
                 with contextlib.redirect_stdout(log):
-                    result = self._run(cell, folder)
+                    result = self._run(cell, folder, shared)
                 append_run(self.file, result)
         shutil.rmtree(folder, ignore_errors=True)
         return result
 
-    def _run(self, cell: Cell, folder: Path) -> dict[str, Any]:
+    def _run(self, cell: Cell, folder: Path, shared: Path | None) -> dict[str, Any]:
+        from client_app.app import app
+        from hfedatm.reproduce.sharing import SharedWork
         from hfedatm.runtime.local import run_locally
 
         run = folder / "run"
@@ -139,8 +150,12 @@ class Store:
             }
         )
         os.environ["HFEDATM_STATE"] = str(folder / "state")
-        run_locally(given)
-        return self._result(cell, run)
+        if shared is None:
+            run_locally(given)
+            return self._result(cell, run)
+        clients = SharedWork(app, shared)
+        run_locally(given, clients)
+        return self._result(cell, run) | ({"reused": clients.reused} if clients.reused else {})
 
     def _result(self, cell: Cell, run: Path) -> dict[str, Any]:
         config = json.loads((run / "config.json").read_text(encoding="utf-8"))
@@ -157,7 +172,7 @@ class Store:
 
 
 def _agrees(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    return all(now.get(key, value) == value for key, value in stored.items())
+    return all(now.get(key, v) in (v, RENAMED.get((key, v), v)) for key, v in stored.items())
 
 
 def _round(record: RoundRecord) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from hfedatm.reproduce.cells import Store
+from hfedatm.reproduce.cells import Cell, Store
 from hfedatm.reproduce.statistics import Estimate, estimate, paired_p, significant
 from hfedatm.reproduce.tables import Table
 
@@ -97,8 +97,8 @@ def panels(table: Table, store: Store, paper: Mapping[str, Any] | None = None) -
     """Return the printed tables; an entry is empty unless all of its cells are finished."""
     finished = store.finished(table.cells())
     cells = {
-        (row, group, column, seed): finished.get(table.cell(row, group, column, seed))
-        for row in table.rows
+        (row, group, column, seed): chosen(table.choices(row, group, column, seed), finished)
+        for row in table.all_rows
         for group, columns in table.columns.items()
         for column in columns
         for seed in table.seeds
@@ -111,9 +111,19 @@ def panels(table: Table, store: Store, paper: Mapping[str, Any] | None = None) -
     return found
 
 
+def chosen(
+    choices: Sequence[Cell], finished: Mapping[Cell, Mapping[str, Any]]
+) -> Mapping[str, Any] | None:
+    """Return the result with the best source validation of its last model; None before all end."""
+    found = [finished[cell] for cell in choices if cell in finished]
+    if len(found) < len(choices):
+        return None
+    return max(found, key=lambda run: run["last"].get("source_accuracy") or 0.0)
+
+
 def _panel(table: Table, caption: str, numbers: Numbers, paper: Mapping[str, Any]) -> Panel:
     places: list[tuple[str, str]] = []
-    rows: dict[str, dict[tuple[str, str], Entry]] = {row: {} for row in table.rows}
+    rows: dict[str, dict[tuple[str, str], Entry]] = {row: {} for row in table.all_rows}
     for group, columns in table.columns.items():
         names = [*columns, MEAN] if len(columns) > 1 else list(columns)
         for name in names:
@@ -125,11 +135,19 @@ def _panel(table: Table, caption: str, numbers: Numbers, paper: Mapping[str, Any
                 if row != table.baseline(row)
             }
             marked = significant(p_values)
-            for row in table.rows:
-                known = paper.get(row, {}).get(group, {}).get(name)
+            for row in table.all_rows:
+                known = _published(paper.get(row, {}).get(group, {}), name, within)
                 values = _by_seed(table, numbers, row, group, within)
                 rows[row][group, name] = Entry(estimate(values), row in marked, known)
     return Panel(caption, places, rows)
+
+
+def _published(figures: Mapping[str, float], name: str, within: list[str]) -> float | None:
+    """Return the published figure of a place; a mean that is not printed follows from its parts."""
+    if name in figures:
+        return figures[name]
+    parts = [figures[column] for column in within if column in figures]
+    return sum(parts) / len(parts) if len(parts) == len(within) else None
 
 
 def _by_seed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -11,8 +12,14 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
+from hfedatm.base.errors import UserError
 from hfedatm.base.resolving import resolve
+from hfedatm.base.settings import Settings
 from hfedatm.reproduce.cells import Cell, Store
+from hfedatm.reproduce.sharing import can_share, trajectory
+
+Group = tuple[Cell, ...]
+Failures = dict[Cell, str]
 
 
 @dataclass
@@ -54,13 +61,12 @@ def _each(cells: Sequence[Cell], store: Store, jobs: int) -> Iterator[tuple[Cell
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by the workers when they import torch
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, mp_context=context)
-    waiting: dict[Future[None], Cell] = {}
+    waiting: dict[Future[Failures], Group] = {}
     try:
         for cell in {_data_of(cell): cell for cell in cells}.values():
             pool.submit(_load, cell).result()  # report missing data once, not per cell
-        queue = iter(cells)
-        for cell in queue:
-            waiting[pool.submit(_run, store, cell)] = cell
+        for group in _groups(cells, store):
+            waiting[pool.submit(_run, store, group)] = group
             if len(waiting) < jobs:
                 continue
             yield from _ended(waiting)
@@ -70,15 +76,49 @@ def _each(cells: Sequence[Cell], store: Store, jobs: int) -> Iterator[tuple[Cell
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _ended(waiting: dict[Future[None], Cell]) -> Iterator[tuple[Cell, str]]:
+def _ended(waiting: dict[Future[Failures], Group]) -> Iterator[tuple[Cell, str]]:
     for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-        error = future.exception()
-        reason = "" if error is None else f"{type(error).__name__}: {error}"
-        yield waiting.pop(future), reason
+        group = waiting.pop(future)
+        lost = future.exception()  # of the process; those of cells are returned
+        failed = future.result() if lost is None else dict.fromkeys(group, _reason(lost))
+        for cell in group:
+            yield cell, failed.get(cell, "")
 
 
-def _run(store: Store, cell: Cell) -> None:
-    store.run(cell)
+def _groups(cells: Sequence[Cell], store: Store) -> list[Group]:
+    """Return the cells in groups whose clients do the same work; a timed cell is alone."""
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        settings = None if store.timed else _settings(cell)
+        shares = settings is not None and can_share(settings)
+        found.setdefault(trajectory(settings) if shares and settings else cell.key, []).append(cell)
+    return [tuple(group) for group in found.values()]
+
+
+def _settings(cell: Cell) -> Settings | None:
+    """Return the settings of a cell; None if they are wrong, which its run will say."""
+    try:
+        return resolve(dict(cell.given))
+    except UserError:
+        return None
+
+
+def _run(store: Store, group: Group) -> Failures:
+    """Run the cells of a group one after the other; return the reasons of those that failed."""
+    shared = store.work / f"shared-{group[0].key}" if len(group) > 1 else None
+    failed = {}
+    for cell in group:
+        try:
+            store.run(cell, shared)
+        except Exception as error:
+            failed[cell] = _reason(error)
+    if shared:
+        shutil.rmtree(shared, ignore_errors=True)
+    return failed
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _load(cell: Cell) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hfedatm.base.errors import UserError
@@ -48,6 +48,13 @@ class Table:
     columns: dict[str, dict[str, Given]]
     seeds: tuple[int, ...]
     base: Given
+    bounds: dict[str, list[Given]] = field(default_factory=dict)
+    """Rows to compare with by eye: of several choices, source validation takes one."""
+
+    @property
+    def all_rows(self) -> list[str]:
+        """Every row that is printed: those that are tested, then the bounds."""
+        return [*self.rows, *self.bounds]
 
     def baseline(self, row: str) -> str:
         """Return the row to compare with: the same method or model with Avg, or the first row."""
@@ -55,18 +62,24 @@ class Table:
         return f"{method} + Avg" if method and rule else next(iter(self.rows))
 
     def cell(self, row: str, group: str, column: str, seed: int) -> Cell:
-        """Return one cell."""
-        given = {**self.base, **self.rows[row], **self.columns[group][column], "seed": seed}
-        return Cell.of(given)
+        """Return one cell; of a bound, the first choice."""
+        return self.choices(row, group, column, seed)[0]
+
+    def choices(self, row: str, group: str, column: str, seed: int) -> list[Cell]:
+        """Return the cells of which one stands in this place: a single one, but for bounds."""
+        place = {**self.columns[group][column], "seed": seed}
+        given = self.bounds.get(row) or [self.rows[row]]
+        return [Cell.of({**self.base, **one, **place}) for one in given]
 
     def cells(self) -> list[Cell]:
         """Return all cells, seed by seed, so that a stopped table is complete for some seeds."""
         found = [
-            self.cell(row, group, column, seed)
+            cell
             for seed in self.seeds
             for group, columns in self.columns.items()
             for column in columns
-            for row in self.rows
+            for row in self.all_rows
+            for cell in self.choices(row, group, column, seed)
         ]
         return list(dict.fromkeys(found))
 
@@ -79,8 +92,12 @@ def make(
     lambdas: Sequence[float] | None = None,
     targets: Sequence[str] | None = None,
     only: Sequence[str] | None = None,
+    bounds: bool = False,
 ) -> Table:
-    """Return a table; ``given`` holds settings of every run, ``only`` the rows to keep."""
+    """Return a table; ``given`` holds settings of every run, ``only`` the rows to keep.
+
+    With ``bounds`` there are rows for central training and for the best single station.
+    """
     if name not in TABLES:
         raise UserError(f"table: got {name!r}; available: {', '.join(TABLES)}")
     if dataset not in PRESETS:
@@ -99,7 +116,8 @@ def make(
     if wrong := [label for label in only or () if label not in found]:
         raise UserError(f"--row: got {wrong[0]!r}; available: {'; '.join(found)}")
     chosen = {label: row for label, row in found.items() if not only or label in only}
-    return Table(name, title, chosen, columns, tuple(seeds), base)
+    beside = _bounds(base) if bounds else {}
+    return Table(name, title, chosen, columns, tuple(seeds), base, beside)
 
 
 def conditions(table: Table) -> str:
@@ -124,6 +142,25 @@ def _domains(dataset: str) -> list[str]:
 
 
 # --- rows
+
+
+def _bounds(base: Given) -> dict[str, list[Given]]:
+    """Return rows for one client with all source data, and for the stations by themselves.
+
+    Both see every example as often as the clients of the table. Stations that train apart differ
+    more than stations that meet every round, so nothing is cut back to the median of the others.
+    """
+    s = resolve(base)
+    whole = s.rounds * s.station_rounds
+    central = {"stations": 1, "clients-per-station": 1, "station-rounds": 1, "rounds": whole}
+    alone = {"rounds": 1, "station-rounds": whole, "server-rule": "one-station"}
+    trusted = {"bound-factor": 0.0, "claim-factor": 0.0, "least-agreement": 0.0}
+    return {
+        "Central training": [{"server-rule": "avg", "evaluate-every": s.station_rounds, **central}],
+        "Best single station": [
+            {**alone, **trusted, "rule-params": f"station={number}"} for number in range(s.stations)
+        ],
+    }
 
 
 def _main(base: Given) -> dict[str, Given]:
@@ -181,7 +218,21 @@ def _hfl(base: Given) -> dict[str, Given]:
         "HierFAVG (Avg)": {"server-rule": "avg"},
         "FedAvg (no stations)": {"server-rule": "avg", **flat},
         "MTGC": {"server-rule": "mtgc"},
-        "FedRC": {"server-rule": "fedrc"},
+        "FedRC (weights)": {"server-rule": "fedrc-weights"},
+        "FedGA": {"server-rule": "fedga"},
+        "FedGMA": {"server-rule": "fedgma"},
+        "HFedATM": {"server-rule": "hfedatm"},
+    }
+
+
+def _systems(base: Given) -> dict[str, Given]:
+    return {
+        "HierFAVG (Avg)": {"server-rule": "avg"},
+        "EARA": {"server-rule": "avg", "station-assignment": "eara"},
+        "FedHiSyn": {"server-rule": "fedhisyn"},
+        "sFedHP": {"server-rule": "sfedhp"},
+        "FedRC (clusters)": {"server-rule": "fedrc-clusters"},
+        "ELCFS": {"server-rule": "avg", "client-method": "elcfs"},
         "HFedATM": {"server-rule": "hfedatm"},
     }
 
@@ -189,10 +240,17 @@ def _hfl(base: Given) -> dict[str, Given]:
 def _independent(base: Given) -> dict[str, Given]:
     s = resolve(base)
     alone = {"station-start": "own", "rounds": 1, "station-rounds": s.rounds * s.station_rounds}
-    rows = {label: {"server-rule": rule, **alone} for label, rule in ABLATION.items()}
-    for label in ("HFedATM w/o RegMean", "HFedATM"):
-        rows[f"{label}, all units"] = {**rows[label], "ot-scope": "all"}
-    return rows
+    linear, units = {"gram-layers": "linear"}, {"ot-scope": "all"}
+    rows: dict[str, Given] = {
+        "Avg": {"server-rule": "avg"},
+        "HFedATM w/o FOT": {"server-rule": "hfedatm-no-fot"},
+        "HFedATM w/o RegMean": {"server-rule": "hfedatm-no-regmean"},
+        "the paper's HFedATM": {"server-rule": "hfedatm", **linear},
+        "HFedATM w/o RegMean, all units": {"server-rule": "hfedatm-no-regmean", **units},
+        "the paper's HFedATM, all units": {"server-rule": "hfedatm", **linear, **units},
+        "HFedATM (Grams of all layers)": {"server-rule": "hfedatm", "gram-layers": "all"},
+    }
+    return {label: {**row, **alone} for label, row in rows.items()}
 
 
 def _options(base: Given) -> dict[str, Given]:
@@ -250,6 +308,7 @@ TABLES: dict[str, tuple[str, Callable[[Given], dict[str, Given]], tuple[float, .
     "architectures": ("Architectures", _architectures, (0.0,)),
     "ablation": ("Ablation", _ablation, (1.0, 0.1, 0.0)),
     "hfl": ("Hierarchical rivals", _hfl, (0.0,)),
+    "systems": ("Other systems of the paper's related work", _systems, (0.0,)),
     "independent": ("Independently trained stations, merged once", _independent, (1.0, 0.0)),
     "options": ("Options of HFedATM", _options, (0.0,)),
     "past": ("Going past the merge", _past, (0.0,)),

@@ -38,10 +38,12 @@ def footnote(table: Table) -> str:
     seeds = ", ".join(map(str, table.seeds))
     last = list(table.rows)[-1]
     first = "the same with Avg" if " + " in last else table.baseline(last)
+    bounds = "Central training and the best single station, chosen by source validation, are not "
     return (
         f"Mean ± standard error over seeds {seeds}. {SIGN}: differs from {first} in a two-sided "
         "t-test paired over seeds and targets, at 5 % over all rows of the column (Holm). "
-        "The unseen domain is never used to select a model."
+        + (f"{bounds}tested. " if table.bounds else "")
+        + "The unseen domain is never used to select a model."
     )
 
 

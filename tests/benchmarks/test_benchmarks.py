@@ -37,7 +37,7 @@ def test_the_driver_knows_every_script():
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.e2e if name in DEPLOYED else ())
+        pytest.param(name, marks=pytest.mark.e2e if name in DEPLOYED else pytest.mark.slow)
         for name in script_names()
     ],
 )
@@ -104,6 +104,7 @@ def test_the_table_goes_between_its_marks(tmp_path):
     assert page.read_text() == f"before\n{run_all.BEGIN}\nnew\n{run_all.END}\nafter\n"
 
 
+@pytest.mark.slow
 def test_poison_runs_and_shows_what_it_missed(tmp_path, capsys):
     poison = importlib.import_module("poison")
     poison.main(["--quick", "--folder", str(tmp_path), "--attacks", "sign flip", "NaN"])

@@ -30,6 +30,21 @@ def test_a_table_follows_from_the_runs(page: Path, tmp_path: Path, monkeypatch) 
         assert made.read_bytes() == page.with_suffix(suffix).read_bytes()
 
 
+def test_the_verdict_follows_from_the_runs(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import does_it_win
+
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    shown = page.split(does_it_win.BEGIN)[1].split(does_it_win.END)[0].strip()
+    assert shown == does_it_win.write_table(does_it_win.SETS)
+    assert "±" in shown
+
+
+def test_the_first_page_has_three_screens() -> None:
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert len(page.splitlines()) <= 150
+
+
 def test_every_run_is_there_once() -> None:
     keys = [run["key"] for file in EVIDENCE for run in read_runs(file)]
     assert keys and len(set(keys)) == len(keys)
