@@ -129,9 +129,10 @@ def tiny_batches(count: int = 2, size: int = 8, seed: int = 0) -> list[tuple[Ten
 def ask_client(
     settings: Settings,
     client: int,
-    model: dict[str, Tensor],
+    model: dict[str, Tensor] | None,
     message_type: str = "train",
     shared: dict[str, Tensor] | None = None,
+    changes: dict[str, Tensor] | None = None,
     **task: Any,
 ) -> RecordDict:
     """Send one message to the ClientApp and return the content of its reply."""
@@ -139,7 +140,8 @@ def ask_client(
     fields = {"round": 1, "station_round": 1, "client": client} | task
     content = RecordDict(
         {
-            "model": state_to_record(model),
+            **({"model": state_to_record(model)} if model is not None else {}),
+            **({"changes": state_to_record(changes)} if changes is not None else {}),
             "task": Task(kind, settings, **fields).to_record(),  # type: ignore[arg-type]
         }
     )
