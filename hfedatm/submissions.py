@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from secrets import token_hex
 from shutil import rmtree
 from typing import Any
 
+from hfedatm.base import presence
 from hfedatm.base.errors import UserError
 from hfedatm.base.results import FLOWER_RUNS, read_json
 from hfedatm.base.text import printable
@@ -68,7 +70,19 @@ def stop(home: Path, which: str) -> Submission:
         why = f"run {which} is over ({found[0].state})" if found else f"there is no run {which}"
         raise UserError(f"{why}; runs that go on: {others}")
     flower.stop_run(int(going[0].id), LINK, home)
-    return going[0]
+    return _ended(home, going[0])
+
+
+def _ended(home: Path, stopped: Submission) -> Submission:
+    """Wait for the process of a stopped run, which may still save a round that it has computed."""
+    while stopped.results and presence.lives(Path(stopped.results)):
+        time.sleep(0.2)
+    run = _folder(home, stopped.id)
+    return replace(stopped, rounds=_rounds(run)) if run else replace(stopped, rounds="", results="")
+
+
+def _rounds(run: Run | None) -> str:
+    return f"{len(run.rounds)}/{run.total}" if run else ""
 
 
 def _described(home: Path, listed: Mapping[str, Any]) -> Submission:
@@ -81,7 +95,7 @@ def _described(home: Path, listed: Mapping[str, Any]) -> Submission:
         printable(state),
         printable(since),
         run.name if run else "",
-        f"{len(run.rounds)}/{run.total}" if run else "",
+        _rounds(run),
         str(run.path) if run else "",
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
@@ -16,14 +17,55 @@ FILE = "process.json"
 PROGRESS = "progress.json"
 
 
+@dataclass(frozen=True)
+class Writer:
+    """The process that works on a run, and why it stopped, if it did."""
+
+    host: str
+    pid: int
+    created: float
+    stopped: str = ""
+
+    @classmethod
+    def here(cls, stopped: str = "") -> Writer:
+        """Return this process."""
+        return cls(platform.node(), os.getpid(), psutil.Process().create_time(), stopped)
+
+    @classmethod
+    def of(cls, folder: Path) -> Writer | None:
+        """Return the process that a run's folder names; None if it names none."""
+        try:
+            said = json.loads((folder / FILE).read_text(encoding="utf-8"))
+            stopped = printable(said.get("stopped", ""))
+            return cls(str(said["host"]), int(said["pid"]), float(said["created"]), stopped)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            return None
+
+    def is_same(self, other: Writer) -> bool:
+        """Return whether both are one process; a pid alone is used again."""
+        alike = (self.host, self.pid) == (other.host, other.pid)
+        return alike and abs(self.created - other.created) < 1.0
+
+    def has_ended(self) -> bool | None:
+        """Return whether the process is gone; None if it cannot be seen from here."""
+        if self.host != platform.node():
+            return None
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.created) >= 1.0
+        except psutil.NoSuchProcess:
+            return True
+        except (psutil.Error, ValueError, OverflowError):
+            return None
+
+
 def announce(folder: Path) -> None:
     """Note which process works on a run."""
-    _write(folder, {})
+    _write(folder, Writer.here())
 
 
 def say_stopped(folder: Path, why: str) -> None:
     """Note that this process ends before the run does."""
-    _write(folder, {"stopped": why})
+    _write(folder, Writer.here(why))
 
 
 def withdraw(folder: Path) -> None:
@@ -32,30 +74,34 @@ def withdraw(folder: Path) -> None:
     (folder / PROGRESS).unlink(missing_ok=True)
 
 
+def taken_over(folder: Path) -> bool:
+    """Return whether another process has announced itself since this one did.
+
+    A stopped run may be resumed before its old process has noticed; that one must not write.
+    """
+    writer = Writer.of(folder)
+    return writer is not None and not writer.is_same(Writer.here())
+
+
+def lives(folder: Path) -> bool:
+    """Return whether the process that works on a run is on this machine and has not ended."""
+    writer = Writer.of(folder)
+    return writer is not None and not writer.stopped and writer.has_ended() is False
+
+
 def why_stopped(folder: Path) -> str | None:
     """Return why an unfinished run has stopped, or None while that is not known.
 
     A process on another machine, or in a container, cannot be checked.
     """
-    try:
-        said = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        host, pid, created = str(said["host"]), int(said["pid"]), float(said["created"])
-    except (OSError, ValueError, KeyError, TypeError):
+    writer = Writer.of(folder)
+    if writer is None:
         return None
-    if "stopped" in said:
-        return printable(said["stopped"])
-    if host != platform.node():
-        return None
-    try:
-        there = abs(psutil.Process(pid).create_time() - created) < 1.0
-    except psutil.NoSuchProcess:
-        there = False
-    except (psutil.Error, ValueError, OverflowError):
-        return None
-    return None if there else "its process has ended"
+    if writer.stopped:
+        return writer.stopped
+    return "its process has ended" if writer.has_ended() else None
 
 
-def _write(folder: Path, more: dict[str, str]) -> None:
-    process = psutil.Process()
-    said = {"host": platform.node(), "pid": os.getpid(), "created": process.create_time()}
-    write_text(folder / FILE, json.dumps({**said, **more}) + "\n")
+def _write(folder: Path, writer: Writer) -> None:
+    said = {key: value for key, value in asdict(writer).items() if value != ""}
+    write_text(folder / FILE, json.dumps(said) + "\n")

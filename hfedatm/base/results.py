@@ -30,6 +30,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hfedatm.base import presence
 from hfedatm.base.checkpoints import Checkpoints, set_aside
 from hfedatm.base.errors import UserError
 from hfedatm.base.privacy_settings import is_private
@@ -157,6 +158,8 @@ class RunFolder:
 
     def save_round(self, record: RoundRecord, model: State, server: State) -> None:
         """Finish a round: save the model and the server's memory, then add the round's line."""
+        if presence.taken_over(self.path):
+            raise UserError(f"{self.path}: another process continues this run, so this one ends")
         self.checkpoints.save(record, model, server, self._is_best(record))
         self._append(record)
         self.checkpoints.forget_before(record.round - 1)

@@ -50,6 +50,7 @@ def open_run(given: Mapping[str, Any]) -> Iterator[RunFolder]:
         folder = RunFolder.reopen(str(given["resume"]), given)
         check_policy(policy, folder.settings)
         _warn(check(folder.settings))
+        presence.announce(folder.path)  # from here on, a process that was stopped writes nothing
         folder.restore()  # report an unreadable file before writing anything
         folder.go_on()
     else:
@@ -59,7 +60,7 @@ def open_run(given: Mapping[str, Any]) -> Iterator[RunFolder]:
             check_policy(policy, settings_of(settings, station))
         _warn(check(settings))
         folder = RunFolder.create(settings)
-    presence.announce(folder.path)
+        presence.announce(folder.path)
     try:
         with tracebacks.kept_in(folder.path):
             try:
@@ -75,6 +76,8 @@ def open_run(given: Mapping[str, Any]) -> Iterator[RunFolder]:
 
 def _close(folder: RunFolder, error: BaseException) -> None:
     """Log what is kept of a run that ends early, and how to continue it."""
+    if presence.taken_over(folder.path):
+        return  # the folder belongs to the process that continues the run
     if (folder.path / tracebacks.FILE).is_file():
         log.info("The whole traceback: %s", folder.path / tracebacks.FILE)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -115,6 +116,9 @@ class Run:
         self.deployment, self.folder = deployment, deployment.output / name
         given = {key.replace("_", "-"): value for key, value in settings.items()}
         if "resume" not in given:
+            if self.folder.exists():  # the test is tried again
+                deployment.hfedatm("stop", name, "--folder", str(deployment.folder))
+                shutil.rmtree(self.folder)
             given |= {"output": deployment.output, "run-name": name}
         self._log = deployment.output.with_name(f"{name}{'-resumed' * ('resume' in given)}.log")
         with self._log.open("w") as file:

@@ -14,6 +14,7 @@ import pytest
 from helpers import SMALL, log_lines, run_small, small_settings
 
 from hfedatm.base import presence
+from hfedatm.base.errors import UserError
 from hfedatm.base.results import RunFolder
 from hfedatm.cli import watch
 from hfedatm.runs import read_run
@@ -85,6 +86,24 @@ def test_a_killed_process_is_known_to_be_gone(unfinished):
     (unfinished / presence.FILE).write_text(json.dumps(gone))
     state = read_run(unfinished)
     assert (state.status, state.why_stopped) == ("stopped", "its process has ended")
+
+
+def test_a_process_whose_run_was_resumed_elsewhere_writes_nothing(tmp_path, monkeypatch):
+    """It computed a round while the run was stopped and resumed."""
+    other = {"host": platform.node(), "pid": 1, "created": 1.0}
+    save = RunFolder.save_round
+
+    def resumed_meanwhile(folder, record, *rest):
+        if record.round == 2:
+            (folder.path / presence.FILE).write_text(json.dumps(other))
+        save(folder, record, *rest)
+
+    monkeypatch.setattr(RunFolder, "save_round", resumed_meanwhile)
+    with pytest.raises(UserError, match="another process continues this run"):
+        run_small(tmp_path, rounds=3)
+    folder = tmp_path / "run"
+    assert RunFolder.reopen(str(folder), {}).finished_rounds() == 1
+    assert json.loads((folder / presence.FILE).read_text()) == other
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from helpers import run_small
 
 from hfedatm import submissions
+from hfedatm.base import presence
 from hfedatm.base.errors import UserError
 from hfedatm.base.results import RunFolder
 from hfedatm.deploy import flower
@@ -80,3 +81,20 @@ def test_stopping(flwr, tmp_path):
         submissions.stop(home, going)
     with pytest.raises(UserError, match=f"there is no run nobody; runs that go on: {other}"):
         submissions.stop(home, "nobody")
+
+
+def test_stop_waits_for_a_round_that_the_process_still_saves(flwr, tmp_path, monkeypatch):
+    home, _, _ = flwr
+    run_id = submissions.submit(home, {"output": str(tmp_path / "results")})
+    folder = run_small(tmp_path / "results", rounds=3)
+    RunFolder.reopen(str(folder), {}).note_flower_run(run_id)
+    lines = (folder / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (folder / "rounds.jsonl").write_text("".join(lines[:1]))
+    presence.announce(folder)
+
+    def the_round_ends(_):
+        (folder / "rounds.jsonl").write_text("".join(lines[:2]))
+        presence.say_stopped(folder, "the run was stopped")
+
+    monkeypatch.setattr(submissions.time, "sleep", the_round_ends)
+    assert submissions.stop(home, str(run_id)).rounds == "2/3"
