@@ -152,8 +152,13 @@ def wait_until(condition: Callable[[], object], what: str, patience: float = PAT
 
 
 def free_ports(count: int) -> int:
-    """Return the first of ``count`` ports in a row that are free now."""
-    for first in range(20000 + os.getpid() % 5000, 60000, count):
+    """Return the first of ``count`` ports in a row that are free now.
+
+    Test processes side by side look in places of their own: a port is bound only later.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 2
+    start = 20000 + 20000 * worker
+    for first in range(start + os.getpid() % 5000, start + 20000, count):
         try:
             for port in range(first, first + count):
                 with socket.socket() as probe:
