@@ -15,11 +15,9 @@ from hfedatm_core.grams.gram import Gram
 from hfedatm_core.grams.layer_inputs import LayerInput, find_layer_inputs, is_token_wise
 from hfedatm_core.inputs import Inputs, forward
 
-_MAX_DIM, _RANK = 4096, 256  # as in collect_grams
-
 
 class LayerPairs:
-    """Sums over a layer's inputs in ``merged`` and its outputs, with their norm, in ``own``.
+    """Sums over a layer's inputs in ``merged``, and its outputs, with their norm, in both networks.
 
     A context manager: at its end the networks have their hooks removed and their modes restored.
     """
@@ -30,6 +28,8 @@ class LayerPairs:
         own: nn.Module,
         graph: ChannelGraph,
         layers: Collection[str] | None,
+        max_dim: int = 4096,
+        rank: int = 256,
     ) -> None:
         known = find_layer_inputs(merged, conv=True, bias=True, full=True)
         unknown = sorted(set(layers or ()) - known.keys())
@@ -37,26 +37,25 @@ class LayerPairs:
             raise ValueError(f"no Linear layer or convolution to measure: {', '.join(unknown)}")
         self._layers = {n: x for n, x in known.items() if layers is None or n in layers}
         self._networks = merged, own
+        self._form = max_dim, rank
         self._behind = {norm.layer: norm.name for norm in graph.norms}
         self._grams: dict[str, InputSum] = {}
-        self._products: dict[str, Tensor] = {}
-        self._squares: dict[str, Tensor] = {}
+        self._residuals: dict[str, Tensor] = {}
+        self._moments: dict[str, Tensor] = {}
 
     def __enter__(self) -> LayerPairs:
         merged, own = self._networks
         self._modes = [(m, m.training) for net in (merged, own) for m in net.modules()]
         self._entered: dict[str, list[Tensor]] = {}
-        self._left: dict[str, list[Tensor]] = {}
+        self._left: tuple[dict[str, list[Tensor]], ...] = ({}, {})
         self._handles: list[RemovableHandle] = []
         for name in self._layers:
             before = merged.get_submodule(name)
-            after = own.get_submodule(self._behind.get(name, name))
-            self._handles += [
-                before.register_forward_pre_hook(
-                    _keep_input(self._entered, name), with_kwargs=True
-                ),
-                after.register_forward_hook(_keep_output(self._left, name)),
-            ]
+            hook = _keep_input(self._entered, name)
+            self._handles.append(before.register_forward_pre_hook(hook, with_kwargs=True))
+            for network, left in zip((merged, own), self._left, strict=True):
+                after = network.get_submodule(self._behind.get(name, name))
+                self._handles.append(after.register_forward_hook(_keep_output(left, name)))
         merged.eval()
         own.eval()
         return self
@@ -77,39 +76,51 @@ class LayerPairs:
         self._run(inputs)
         mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
         for name, layer in self._layers.items():
-            calls, outputs = self._entered.get(name, []), self._left.get(name, [])
-            if len(calls) != len(outputs):
+            calls = self._entered.get(name, [])
+            ours, theirs = (left.get(name, []) for left in self._left)
+            if not len(calls) == len(ours) == len(theirs):
                 raise ValueError(f"layer '{name}' is not called equally often in both networks")
-            for x, y in zip(calls, outputs, strict=True):
-                self._add(name, layer, x, _flat(layer, x, y, mask), inputs)
+            for x, *outputs in zip(calls, ours, theirs, strict=True):
+                pair = [_flat(layer, x, y, mask) for y in outputs]
+                self._add(name, layer, x, (pair[0], pair[1]), inputs)
 
     def result(self) -> tuple[dict[str, Gram], dict[str, Tensor], dict[str, Tensor]]:
-        """Return the means of ``u uᵀ``, ``y uᵀ`` and ``y²`` by layer."""
+        """Return the means of ``u uᵀ``, ``(y - z) uᵀ`` and ``y``, ``y²``, ``(y - z)²`` by layer."""
         counts = {name: total.count for name, total in self._grams.items()}
         return (
             {name: total.gram() for name, total in self._grams.items()},
-            {name: total / counts[name] for name, total in self._products.items()},
-            {name: total / counts[name] for name, total in self._squares.items()},
+            {name: total / counts[name] for name, total in self._residuals.items()},
+            {name: total / counts[name] for name, total in self._moments.items()},
         )
 
     def _run(self, inputs: Inputs) -> None:
         self._entered.clear()
-        self._left.clear()
+        for left in self._left:
+            left.clear()
         with torch.no_grad():
             for network in self._networks:
                 forward(network, inputs)
 
     def _add(
-        self, name: str, layer: LayerInput, x: Tensor, outputs: Tensor, inputs: Inputs
+        self,
+        name: str,
+        layer: LayerInput,
+        x: Tensor,
+        outputs: tuple[Tensor, Tensor],
+        inputs: Inputs,
     ) -> None:
-        total = self._grams.setdefault(name, InputSum(_MAX_DIM, _RANK, layer.groups))
-        done = 0
+        total = self._grams.setdefault(name, InputSum(*self._form, layer.groups))
+        merged, own = outputs
+        # The difference first: products of two large outputs would cancel in their last digits.
+        missing, done = own - merged, 0
         for rows in layer.rows([x], inputs, None):
-            part = outputs[done : done + len(rows)].to(rows.dtype)
+            part = missing[done : done + len(rows)].to(rows.dtype)
             done += len(rows)
             total.add(rows)
-            _add_to(self._products, name, _product(layer, part, rows))
-        _add_to(self._squares, name, outputs.double().square().sum(0))
+            _add_to(self._residuals, name, _product(layer, part, rows))
+        own, missing = own.double(), missing.double()
+        sums = [own.sum(0), own.square().sum(0), missing.square().sum(0)]
+        _add_to(self._moments, name, torch.stack(sums))
 
 
 def _flat(layer: LayerInput, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
@@ -121,7 +132,7 @@ def _flat(layer: LayerInput, x: Tensor, y: Tensor, mask: Tensor | None) -> Tenso
 
 
 def _product(layer: LayerInput, outputs: Tensor, rows: Tensor) -> Tensor:
-    """Return ``Σ y uᵀ``; in a grouped convolution ``u`` is the input of the filter's group."""
+    """Return ``Σ r uᵀ``; in a grouped convolution ``u`` is the input of the filter's group."""
     if layer.groups == 1:
         return outputs.T @ rows
     parts = rows[:, :-1].reshape(len(rows), layer.groups, -1)

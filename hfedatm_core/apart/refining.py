@@ -4,17 +4,19 @@ RegMean takes the inputs of each network for those of the merged network. Channe
 were trained apart agree only in part, so the inputs of the merged network differ from the networks'
 more and more from layer to layer. The owners of the networks can measure by how much, without
 giving an example away. The owner of network :math:`e` runs the merged network and its own on its
-data and returns, with a layer's input :math:`u = [x; 1]` in the merged network and its output
-:math:`y_e` in the owner's network,
+data. With a layer's input :math:`u = [x; 1]` and output :math:`M u` in the merged network, and its
+output :math:`y_e` in the owner's network, the owner returns
 
-.. math:: G_e = E\,u u^\top, \qquad T_e = E\,y_e u^\top, \qquad q_e = E\,y_e^2 .
+.. math:: G_e = E\,u u^\top, \qquad R_e = E\,(y_e - M u) u^\top, \qquad E\,y_e, \quad
+    E\,y_e^2, \quad E\,(y_e - M u)^2 .
 
 The layer :math:`M = [W\ b]` that reproduces the outputs of all networks best minimises
 :math:`\sum_e E \|M u - y_e\|^2`, and is found from
 
-.. math:: M' = M + (\bar T - M \bar G)(\bar G + \lambda I)^{-1},
+.. math:: M' = M + \bar R\,(\bar G + \lambda I)^{-1},
 
-with the means :math:`\bar G, \bar T` over the networks. Then the spread of its outputs is restored,
+with the means :math:`\bar G, \bar R` over the networks. A layer that already reproduces them has
+:math:`\bar R = 0` and stays. Then the spread of its outputs is restored,
 as after every merge. A layer can be fitted only after the layers before it, because they change its
 inputs: there is one exchange per layer.
 """
@@ -50,15 +52,15 @@ class Answers:
     ----------
     grams
         ``E u uᵀ`` of the merged network's inputs, with the constant input.
-    products
-        ``E y uᵀ``, as large as the layer's weight and bias.
-    squares
-        ``E y²`` per output.
+    residuals
+        ``E (y - M u) uᵀ``, as large as the layer's weight and bias.
+    moments
+        ``E y``, ``E y²`` and ``E (y - M u)²``, three rows with an entry per output.
     """
 
     grams: Mapping[str, Gram]
-    products: Mapping[str, Tensor]
-    squares: Mapping[str, Tensor]
+    residuals: Mapping[str, Tensor]
+    moments: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,9 @@ def collect_answers(
     graph: ChannelGraph,
     batches: Iterable[Batch],
     layers: Collection[str] | None = None,
+    *,
+    max_dim: int = 4096,
+    rank: int = 256,
 ) -> Answers:
     """Compare the merged network with one of its parts, on the data of the part's owner.
 
@@ -89,8 +94,10 @@ def collect_answers(
         Pairs ``(inputs, targets)``; targets are not used.
     layers
         The layers to measure; by default all Linear layers and convolutions.
+    max_dim, rank
+        As in :func:`collect_grams`.
     """
-    with LayerPairs(merged, own, graph, layers) as pairs:
+    with LayerPairs(merged, own, graph, layers, max_dim, rank) as pairs:
         for inputs, _ in batches:
             pairs.add(inputs)
         return Answers(*pairs.result())
@@ -118,7 +125,7 @@ def fit_layers(
     sums: dict[str, tuple[Tensor, Tensor]] = {}
     number = 0
     for answer in answers:
-        found = {n: (p.double(), answer.squares[n].double()) for n, p in answer.products.items()}
+        found = {n: (r.double(), answer.moments[n].double()) for n, r in answer.residuals.items()}
         if number:
             both = found.keys() & sums.keys()
             found = {n: (sums[n][0] + found[n][0], sums[n][1] + found[n][1]) for n in both}
@@ -129,10 +136,10 @@ def fit_layers(
     pooled, folded = grams.result(), fold(state, graph)
     moments: dict[str, Moments] = {}
     for layer in (name for name in pooled if name in sums):
-        product, square = (total / number for total in sums[layer])
-        _fit(folded, layer, pooled[layer], product, ridge)
+        residual, averages = (total / number for total in sums[layer])
+        mean, square = averages[0], averages[1]
+        _fit(folded, layer, pooled[layer], residual, ridge)
         if graph.frozen.get(layer) != OUTPUT:
-            mean = product[:, -1]
             wanted = Moments(mean, (square - mean.square()).clamp(min=0.0))
             repair_layer(folded, layer, pooled[layer], wanted)
         moments[layer] = layer_moments(folded, layer, pooled[layer])
@@ -186,16 +193,15 @@ def refine(
     return dict(state)
 
 
-def _fit(state: dict[str, Tensor], layer: str, gram: Gram, wanted: Tensor, ridge: float) -> None:
+def _fit(state: dict[str, Tensor], layer: str, gram: Gram, missing: Tensor, ridge: float) -> None:
     """Correct one layer of a folded network; one without a finite solution stays as it is."""
     matrix = layer_matrix(state, layer).double()
     weight, bias = state[f"{layer}.weight"], state.get(f"{layer}.bias")
-    if wanted.shape != matrix.shape or gram.dim != matrix.shape[1]:
+    if missing.shape != matrix.shape or gram.dim != matrix.shape[1]:
         raise ValueError(f"the answers of layer '{layer}' do not fit its weight")
     if bias is None:
-        gram, wanted, matrix = gram.leading(gram.dim - 1), wanted[:, :-1], matrix[:, :-1]
-    missing = wanted.clone(memory_format=torch.contiguous_format)
-    gram.add_product(missing, matrix.contiguous(), -1.0)
+        gram, missing, matrix = gram.leading(gram.dim - 1), missing[:, :-1], matrix[:, :-1]
+    missing = missing.clone(memory_format=torch.contiguous_format)
     shift = ridge * float(gram.diagonal().double().mean())
     if not (shift > 0.0 and bool(torch.isfinite(missing).all())):
         return

@@ -66,15 +66,33 @@ def answers_of(name: str, seed: int = 0) -> tuple[Answers, State, ChannelGraph]:
 def test_answers_about_the_same_network_say_what_its_layers_compute(name: str) -> None:
     answers, state, graph = answers_of(name)
     folded = fold(state, graph)
-    assert answers.products.keys() == answers.grams.keys() == answers.squares.keys()
-    assert f"{next(iter(answers.products))}.weight" in state
-    for layer, product in answers.products.items():
+    assert answers.residuals.keys() == answers.grams.keys() == answers.moments.keys()
+    assert f"{next(iter(answers.residuals))}.weight" in state
+    for layer, (mean, second, error) in answers.moments.items():
         matrix = layer_matrix(folded, layer).double()
-        expected = torch.zeros_like(product)
-        answers.grams[layer].add_product(expected, matrix.contiguous())
-        torch.testing.assert_close(product, expected, rtol=1e-8, atol=1e-8)
-        second = (expected * matrix).sum(1)
-        torch.testing.assert_close(answers.squares[layer], second, rtol=1e-8, atol=1e-8)
+        product = torch.zeros_like(matrix)
+        answers.grams[layer].add_product(product, matrix.contiguous())
+        torch.testing.assert_close(mean, product[:, -1], rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(second, (product * matrix).sum(1), rtol=1e-8, atol=1e-8)
+        assert not error.any() and not answers.residuals[layer].any()
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_residuals_say_by_how_much_a_layer_differs(name: str) -> None:
+    """One layer of the owner's network differs, so its inputs are those of the merged network."""
+    model, x, graph = network(name)
+    state, (own, _) = weights(model, 0), build(name)
+    layers = list(collect_answers(model, model, graph, [(x, None)]).residuals)
+    for layer in layers:
+        other = {**state, f"{layer}.weight": state[f"{layer}.weight"] * 1.5 + 0.1}
+        own.load_state_dict(other)
+        answers = collect_answers(model, own, graph, [(x[:9], None), (x[9:], None)], [layer])
+        change = layer_matrix(fold(other, graph), layer) - layer_matrix(fold(state, graph), layer)
+        expected = torch.zeros_like(change, dtype=torch.float64)
+        answers.grams[layer].add_product(expected, change.double().contiguous())
+        torch.testing.assert_close(answers.residuals[layer], expected, rtol=1e-7, atol=1e-8)
+        error = (expected * change).sum(1)
+        torch.testing.assert_close(answers.moments[layer][2], error, rtol=1e-7, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -143,9 +161,9 @@ def test_refining_brings_the_outputs_nearer_to_those_of_the_networks() -> None:
 @pytest.mark.parametrize("name", NETS)
 def test_layers_that_nobody_measured_stay_as_they_are(name: str) -> None:
     answers, state, graph = answers_of(name)
-    layer = list(answers.products)[-1]
+    layer = list(answers.residuals)[-1]
     one = Answers(
-        *({layer: part[layer]} for part in (answers.grams, answers.products, answers.squares))
+        *({layer: part[layer]} for part in (answers.grams, answers.residuals, answers.moments))
     )
     for given_answers in ([answers, one], [one, answers]):
         found = fit_layers(state, graph, given_answers)
@@ -192,8 +210,8 @@ def test_padding_does_not_count() -> None:
     )
     x[:, 3:] = 1e6
     padded = collect_answers(merged, own, graph, [({"inputs": x, "attention_mask": mask}, None)])
-    torch.testing.assert_close(padded.products["read"], short.products["read"])
-    torch.testing.assert_close(padded.squares["read"], short.squares["read"])
+    torch.testing.assert_close(padded.residuals["read"], short.residuals["read"])
+    torch.testing.assert_close(padded.moments["read"], short.moments["read"])
     torch.testing.assert_close(padded.grams["read"].dense(), short.grams["read"].dense())
 
 
@@ -224,6 +242,6 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match="no answers"):
         fit_layers(merged.state, graph, [])
     answers = collect_answers(model, model, graph, [(x, None)], ["fc1"])
-    short = Answers(answers.grams, {"fc1": answers.products["fc1"][1:]}, answers.squares)
+    short = Answers(answers.grams, {"fc1": answers.residuals["fc1"][1:]}, answers.moments)
     with pytest.raises(ValueError, match="fc1"):
         fit_layers(merged.state, graph, [short])
