@@ -71,6 +71,15 @@ def measure(message: Message, context: Context) -> RecordDict:
     return work.deliver(RecordDict({**arrays, "metrics": MetricRecord({**metrics})}))
 
 
+@app.train("refine")
+@answering
+def refine(message: Message, context: Context) -> RecordDict:
+    """Say what some layers of the merged model miss."""
+    from client_app.refining import answer
+
+    return answer(_work(message, context))
+
+
 @app.train("look")
 @answering
 def look(message: Message, context: Context) -> RecordDict:

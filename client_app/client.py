@@ -9,6 +9,7 @@ import torch
 from flwr.app import ArrayRecord, Context, RecordDict
 
 from client_app.data import client_data, data_identity
+from client_app.rows import require_rows
 from client_app.secure import Start, withhold
 from client_app.train_fn import call_train_fn, load_train_fn
 from client_app.training import torch_threads, train_locally
@@ -83,8 +84,8 @@ class LocalWork:
         self.method = build_method(settings, self.data.spec, self.task.client)
         name, root = f"client-{self.task.client}", context.node_config.get("state-dir")
         self.memory = NodeMemory(self.task.run, name, root)  # type: ignore[arg-type]
-        self._kept = KeptModel(self.task, name, root)  # type: ignore[arg-type]
-        self.received = self._kept.received(content)
+        self.kept = KeptModel(self.task, name, root)  # type: ignore[arg-type]
+        self.received = self.kept.received(content)
         shared = find_record(content, "shared", ArrayRecord)
         self.shared = record_to_state(shared) if shared else {}
         self.maps = read_maps(content, self.received, self.task.round)
@@ -103,14 +104,14 @@ class LocalWork:
 
     def share(self) -> State:
         """Return the arrays that the method averages before the round."""
-        with self._reproducible():
-            return self.method.share(self.model, self._batches())
+        with self.reproducible():
+            return self.method.share(self.model, self.batches())
 
     def train(self) -> dict[str, float]:
         """Train with the project's loop, or with the user's training function."""
         if self.privacy:
             self.privacy.require()
-        with self._reproducible():
+        with self.reproducible():
             if self.settings.train_fn:
                 return self._train_with(load_train_fn(self.settings))
             self.method.begin(self.model, self.shared, self._remembered(self.method))
@@ -118,7 +119,7 @@ class LocalWork:
             if self.settings.dp_sgd:
                 loss = self._train_privately(lr)
             else:
-                shuffled = self._batches(derive(self._seed, "order"))
+                shuffled = self.batches(derive(self._seed, "order"))
                 loss = train_locally(self.model, self.method, shuffled, self.settings, lr)
                 self.method.finish(self.model, self._validation() if self._may_score() else ())
         if kept := self.method.remember():
@@ -137,7 +138,7 @@ class LocalWork:
             memory=self._remembered(),
             task=self.method.task,
         )
-        shuffled = self._batches(derive(self._seed, "order"))
+        shuffled = self.batches(derive(self._seed, "order"))
         metrics = call_train_fn(
             train_fn, self.model, shuffled, self.received, self.settings, context
         )
@@ -166,7 +167,7 @@ class LocalWork:
         return train_privately(
             self.model,
             self.method,
-            self._batches(),
+            self.batches(),
             self.settings,
             lr,
             sigma=self.privacy.sigma,
@@ -180,23 +181,17 @@ class LocalWork:
         s, mechanism = self.settings, gram_mechanism(self.settings)
         if self.privacy:
             self.privacy.require()
-        with self._reproducible():
+        with self.reproducible():
             grams = collect_grams(
                 self.model,
-                self._batches(),
+                self.batches(),
                 clip=mechanism.example_clip,
                 max_batches=s.gram_batches or None,
                 **gram_options(s, self.task.round),
             )
         if self.privacy and mechanism.noised:
             return self.privacy.release(grams, gram_examples(s, self.num_examples), self.asked)
-        for layer, gram in grams.items():
-            if gram.rows < s.gram_min_rows:
-                raise UserError(
-                    f"the Gram of {layer} is made of {gram.rows} rows, fewer than gram-min-rows = "
-                    f"{s.gram_min_rows}: so few can be reconstructed. Give this client more "
-                    "examples, or turn on privacy.mechanism"
-                )
+        require_rows(grams, s)
         return grams
 
     def profiles(self) -> dict[str, ArrayRecord]:
@@ -207,9 +202,9 @@ class LocalWork:
             raise UserError(f"class profiles: refused, because {why}")
         traced = build_model(self.settings, self.data.spec, self.method)  # on the CPU
         graph = trace_channels(self.settings, None, traced, self.data.spec)
-        with self._reproducible():
+        with self.reproducible():
             found = collect_profiles(
-                self.model, graph, self._batches(), self.data.spec.num_classes
+                self.model, graph, self.batches(), self.data.spec.num_classes
             ).of_classes_with(self._profiled)
         return {"profiles": profiles_to_record(found)}
 
@@ -239,7 +234,7 @@ class LocalWork:
         metrics = build_metrics(self.settings, self.data.spec)
         sums = no_sums(metrics, self.settings)
         metrics = {name: metrics[name] for name in sums}
-        with self._reproducible():
+        with self.reproducible():
             for domain in self.data.validation:
                 batches = Batches(domain, self.data.spec, 256, self.device)
                 found = evaluate(self.model, batches, metrics, self.method.task)
@@ -264,9 +259,9 @@ class LocalWork:
         # Shuffled, because a batch of one class has statistics that no other batch has.
         order = derive(self._seed, "look")
         batches = Batches(self.data.train, self.data.spec, LOOK_BATCH, self.device, order)
-        with self._reproducible():
+        with self.reproducible():
             found = norm_moments(self.model, batches, by_batch=self.task.station_round <= 1)
-        self._kept.keep(self.received)
+        self.kept.keep(self.received)
         return found
 
     def _privacy(self) -> ClientPrivacy | None:
@@ -289,7 +284,7 @@ class LocalWork:
         data = data_identity(self.settings, config, policy)
         return DataLedgerFile(self.memory.root, data, self.task.run)
 
-    def _batches(self, seed: int | None = None) -> Batches:
+    def batches(self, seed: int | None = None) -> Batches:
         """Return the training examples; with a seed shuffled and augmented, to train on."""
         s = self.settings
         augment = find_augmentations(s) if seed is not None else ()
@@ -302,6 +297,7 @@ class LocalWork:
         examples = concat(held) if held else self.data.train.subset(none)
         return Batches(examples, self.data.spec, self.settings.batch_size, self.device)
 
-    def _reproducible(self) -> Any:
+    def reproducible(self) -> Any:
+        """Return the context in which a message gives the same numbers every time."""
         seed_torch(self._seed, self.device)
         return torch_threads(self.settings.threads)

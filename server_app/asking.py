@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from hfedatm.base.class_profiles import ProfileShapes
+from hfedatm.base.exchange import AskedLayers
 from hfedatm.base.index_maps import RECORD, StationMaps
 from hfedatm.base.kept_model import Sending
 from hfedatm.base.metric_sums import no_sums
@@ -127,7 +128,11 @@ class Asking(Strategy):
         """Class profiles of a round in which the rule wants them."""
         self._profiles: ProfileShapes | None = None  # of the current round
         self._judged, self._passes = ArrayRecord(), 0
-        self._sending: Sending | None = None  # of the second look, for the evaluation after it
+        self._sending: Sending | None = None  # of the merged model, until the end of the round
+        self.exchanges: list[AskedLayers] = []
+        """Layers of every exchange after a merge that the rule refines."""
+        self._exchange = AskedLayers({})
+        self._merged_stations: set[str] = set()  # whose merged model is refined
 
     def summary(self) -> None:
         """Log nothing: the run prints its own header."""
@@ -136,6 +141,8 @@ class Asking(Strategy):
         self, kind: Any, message_type: str, arrays: ArrayRecord, grid: Grid, number: int = 0
     ) -> list[Message]:
         stations = sorted(grid.get_node_ids())
+        if kind == "refine":
+            stations = self._still_refining(stations, number)
         self._asked = len(stations)
         shared = self.template if kind == "prepare" else (self.memory.shared or self.template)
         records: dict[str, Any] = {"layers": layers_to_record(self._layers)}
@@ -145,6 +152,8 @@ class Asking(Strategy):
             records["sums"] = state_to_record(sums)
         if kind == "train" and self._profiles:
             records["profiles"] = self._profiles.to_record()
+        if kind == "refine":
+            records |= self._exchange.to_records()
         if kind == "look":
             records["statistics"] = state_to_record(self.norms)
         if of_rule := self.rule.shared():
@@ -153,6 +162,12 @@ class Asking(Strategy):
             records["graph"] = graph_to_record(self.graph)
         task = Task(kind, self.settings, self._round, station_round=number, run=self.run)
         return self._addressed(stations, message_type, task, records, arrays)
+
+    def _still_refining(self, stations: list[int], number: int) -> list[int]:
+        """Return the stations of the merge or, after the first exchange, those that answered."""
+        if number > 1 and self._sending:
+            return [station for station in stations if station in self._sending.kept_by]
+        return [station for station in stations if f"station {station}" in self._merged_stations]
 
     def _addressed(
         self,
@@ -169,8 +184,11 @@ class Asking(Strategy):
 
         def own(station: int) -> dict[str, Any]:
             found = {"model": start(station)} if start else model.to(station)
-            maps = self.memory.maps.get(f"station {station}", StationMaps()).before(task.round)
-            if maps and kind == "train":
+            refined = kind == "refine" and "model" in found
+            maps = self.memory.maps.get(f"station {station}", StationMaps())
+            # A merged station refines in the order that this very merge has given it.
+            maps = maps.before(task.round + refined)
+            if maps and (kind == "train" or refined):
                 found[RECORD] = maps.to_record()
             # Their mean would mix channels that do not match: each trains with its own.
             if kind == "train" and (alone := self.shared_apart.get(f"station {station}")):

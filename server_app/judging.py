@@ -19,13 +19,13 @@ from hfedatm.base.wire import (
     read_statistics,
 )
 from hfedatm_core.norm_statistics import with_moments
-from server_app.asking import Asking
+from server_app.refining import Refining
 from server_app.scores import source_scores
 from server_app.second_look import pooled
 from server_app.undoing import Accepted, fall, sentence
 
 
-class Judging(Asking):
+class Judging(Refining):
     """A second look at the merged model, its evaluation, and the way back from a bad one."""
 
     # --- a second look
@@ -38,14 +38,14 @@ class Judging(Asking):
         if why:
             self.record = self.record.but(second_look=SecondLook(reason=why))
             return
-        look, self._sending = SecondLook(), Sending(arrays)
+        look, self._sending = SecondLook(), self._sending or Sending(arrays)
         expected = self._expected(arrays=self.norms, record="statistics")
         for number in range(1, self._passes + 1):
             messages = self._messages("look", "train.look", arrays, grid, number)
             replies = grid.send_and_receive(messages, timeout=self.settings.station_timeout)
             updates = self._updates(replies, expected, read_statistics)
             found = pooled(updates, self.settings, self.norms, self._notes)
-            self._sending.kept_by |= found.nodes
+            self._sending.kept_by = set(found.nodes)
             if why := self._too_few(found.stations):
                 look = look.model_copy(update={"reason": why})
                 break
@@ -63,6 +63,8 @@ class Judging(Asking):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Ask the stations how good the merged model is on their clients' validation examples."""
+        if self._merged_stations:
+            self._refine(arrays, grid)
         if self._passes:
             self._look(arrays, grid)
         if not evaluates(self.settings, self._round):

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hfedatm.base.privacy_settings import statement
-from hfedatm.base.round_record import ACCURACY, Privacy, RoundRecord, SecondLook, labels
+from hfedatm.base.round_record import ACCURACY, Privacy, Refined, RoundRecord, SecondLook, labels
 from hfedatm.base.settings import Settings
 from hfedatm.base.text import names_in, number, printable
 from hfedatm.base.tiers import is_deep, levels, rounds_at
@@ -60,6 +60,8 @@ def round_line(record: RoundRecord, settings: Settings) -> str:
     ]
     if record.privacy:
         parts.insert(-1, _spent(record.privacy))
+    if refined := record.refined:
+        parts.append(_refined(refined))
     if look := record.second_look:
         parts.append(_looked(look))
     if record.kept:
@@ -67,6 +69,16 @@ def round_line(record: RoundRecord, settings: Settings) -> str:
     if record.taken_back:
         parts.append(f"TAKEN BACK: {printable(record.taken_back)}")
     return " | ".join(parts)
+
+
+def _refined(found: Refined) -> str:
+    how = f"refined by {found.stations} stations in {found.exchanges} exchanges"
+    if not found.reason:
+        return how
+    why = printable(found.reason)
+    if not found.exchanges:
+        return f"NOT REFINED: {why}"
+    return f"{how}, NOT IN ALL {found.asked}: {why}"
 
 
 def _looked(look: SecondLook) -> str:

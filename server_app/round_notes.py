@@ -47,6 +47,11 @@ class RoundNotes:
             failure = _below(station, failure)
         self.failures.append(failure)
 
+    def once(self, since: int) -> None:
+        """List every failure since a number of them once: a node may fail in every exchange."""
+        seen = {(f.node, f.reason): f for f in self.failures[since:]}
+        self.failures[since:] = seen.values()
+
     def arrive(self, update: NodeUpdate) -> None:
         """Note the failures, cuts and bytes that came with a station's update."""
         for failure in update.failures:

@@ -37,6 +37,7 @@ from hfedatm_core import collect_profiles
 from hfedatm_core.data import DataSpec
 from server_app.after_round import AfterRound
 from server_app.narration import header
+from server_app.refining import exchanges
 from server_app.second_look import norms_to_measure
 from server_app.shapes import StationShapes
 from server_app.strategy import HFedATMStrategy
@@ -111,6 +112,7 @@ def make_strategy(
     strategy.shapes = StationShapes(settings, station_fits(settings, spec, method, rule, model))
     strategy.metrics = build_metrics(settings, spec)
     strategy.norms = norms_to_measure(settings, rule, model, spec)
+    strategy.exchanges = exchanges(settings, rule, model, strategy.graph, spec)
     if rule.needs_grams and measures_all(settings, 1):
         everything = example_grams(settings, model, spec, round=1)
         strategy.all_layers = {name: gram.dim for name, gram in everything.items()}

@@ -7,7 +7,7 @@ model's running means and variances before the model is evaluated, saved and sen
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -16,7 +16,7 @@ from hfedatm.base.admission import Admission
 from hfedatm.base.settings import Settings
 from hfedatm.base.wire import NodeUpdate
 from hfedatm.contracts import Rule
-from hfedatm_core import MeanAccumulator
+from hfedatm_core import Gram, GramAccumulator, MeanAccumulator
 from hfedatm_core.data import DataSpec
 from hfedatm_core.norm_statistics import norm_moments, unchanged_moments
 from hfedatm_core.tensors import State
@@ -25,11 +25,13 @@ from server_app.round_notes import RoundNotes
 
 @dataclass(frozen=True)
 class Looked:
-    """The mean moments of every BatchNorm's input, and how many examples of which stations."""
+    """The mean of what stations measured, and how many examples of which stations."""
 
     moments: State = field(default_factory=dict)
     stations: int = 0
     examples: int = 0
+    grams: Mapping[str, Gram] = field(default_factory=dict)
+    """The mean of the Grams that came with the moments."""
     nodes: frozenset[int] = frozenset()
     """Stations that answered and so keep the model, even if their moments were left out."""
 
@@ -45,8 +47,9 @@ def norms_to_measure(settings: Settings, rule: Rule, model: nn.Module, spec: Dat
 def pooled(
     updates: Iterable[NodeUpdate], settings: Settings, start: State, notes: RoundNotes
 ) -> Looked:
-    """Return the mean of the stations' moments by examples, each cut back to the usual bounds."""
-    mean, examples, nodes = MeanAccumulator(), 0, set()
+    """Return the means of the stations' numbers by examples, each cut back to the usual bounds."""
+    mean, grams, examples, nodes = MeanAccumulator(), GramAccumulator(), 0, set()
+    measured = False
     admission = Admission(settings, "stations", start, compare=False)
     for update in updates:
         admission.add(update.as_update())
@@ -54,6 +57,9 @@ def pooled(
         del update
     for admitted in admission:
         mean.add(admitted.state, admitted.num_examples, admitted.name, checked=True)
+        if admitted.grams:
+            grams.add(admitted.grams, admitted.num_examples)
+            measured = True
         examples += admitted.num_examples
         del admitted
     for failure in admission.left_out():
@@ -62,4 +68,5 @@ def pooled(
     admission.close()
     count = mean.count
     moments = mean.result() if count else {}
-    return Looked(moments, count, examples, frozenset(nodes))
+    means = grams.result() if measured else {}
+    return Looked(moments, count, examples, means, frozenset(nodes))

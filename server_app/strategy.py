@@ -54,7 +54,7 @@ class HFedATMStrategy(Judging):
         """Send the global model to every station, after the method has shared its arrays."""
         self._round = server_round + self.done
         self._started = time.perf_counter()
-        self._passes, self._sending = 0, None
+        self._passes, self._sending, self._merged_stations = 0, None, set()
         self.shared_apart = {}
         self._apart = measures_all(self.settings, self._round)
         self._layers = self._layers_of(self._round)
@@ -148,6 +148,8 @@ class HFedATMStrategy(Judging):
             self.rule.restore(rule_before)
             return None, None
         self._passes = self.rule.looks_again(self.settings, self._round)
+        if self.rule.refines(self.settings, self._round):
+            self._merged_stations = set(merged.permutations)
         if self.round_diagnostics:
             self.round_diagnostics.finish(merged)
         late = {f"station {n}": self.memory.flights.late(n) for n in self.memory.flights.landed}

@@ -29,6 +29,7 @@ def identify(message: Message, context: Context) -> RecordDict:
 
 @client.train()
 @client.train("prepare")
+@client.train("refine")
 @client.train("look")
 @client.evaluate()
 @answering

@@ -6,15 +6,20 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from flwr.app import ArrayRecord, Message
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from hfedatm.base.admission import Admission
 from hfedatm.base.class_profiles import ProfileShapes
 from hfedatm.base.errors import UserError
+from hfedatm.base.index_maps import RECORD
 from hfedatm.base.kept_model import Sending
-from hfedatm.base.records import Task
+from hfedatm.base.privacy_settings import clients_asked
+from hfedatm.base.records import Task, state_to_record
 from hfedatm.base.round_record import Failure
+from hfedatm.base.seeding import derive
 from hfedatm.base.wire import (
     Expected,
     NodeUpdate,
@@ -79,14 +84,52 @@ class Hearing(Strategy):
         """The class profiles that clients send with their Grams."""
         self.profiles: Profiles | None = None
         self.sending: Sending | None = None
-        """How the model of a second look, or of the evaluation after it, goes to the clients."""
+        """How the merged model goes to the clients, to be refined, measured or evaluated."""
         self.looked: set[int] = set()
-        """Clients that have measured, and keep, the model of a second look."""
+        """Clients that have measured, and keep, the merged model."""
         self._asked = self._expected_number = 0
+        self._absent = "have not connected"
         self._secure = self.settings.secure_aggregation
 
     def summary(self) -> None:
         """Log nothing: the server prints one line per round for the whole tree."""
+
+    def _messages(
+        self,
+        grid: Grid,
+        kind: str,
+        task: Task,
+        arrays: ArrayRecord,
+        everyone: bool = False,
+        extra: State | None = None,
+        also: Mapping[str, ConfigRecord] | None = None,
+    ) -> list[Message]:
+        clients = sorted(grid.get_node_ids())
+        if not everyone:
+            clients = self._draw(clients, task.station_round)
+        self._asked = len(clients)
+        # Configured clients that have not connected count as missing.
+        configured = self.settings.clients_per_station if everyone else clients_asked(self.settings)
+        self._expected_number = max(self._asked, configured)
+        model, records = self.sending or Sending(arrays), dict[str, Any](also or {})
+        if self.maps and task.kind == "train":
+            records[RECORD] = self.maps
+        if self.shared or extra:
+            records["shared"] = ArrayRecord({**(self.shared or {}), **state_to_record(extra or {})})
+        return [
+            Message(
+                RecordDict({**records, **model.to(c), "task": task.but(client=c).to_record()}),
+                c,
+                kind,
+            )
+            for c in clients
+        ]
+
+    def _draw(self, clients: list[int], station_round: int) -> list[int]:
+        count = max(1, round(self.settings.client_fraction * len(clients)))
+        seed = derive(self.settings.seed, "draw", self.task.round, station_round, self.task.station)
+        chosen = np.random.default_rng(seed).permutation(len(clients))[:count]
+        return sorted(clients[i] for i in chosen)
 
     def _expected(self, **parts: Any) -> Expected:
         """Return the parts a client's reply must have; a secure sum stands for all asked."""
@@ -136,7 +179,7 @@ class Hearing(Strategy):
         if answered < needed:
             absent = self._expected_number - self._asked
             reasons = grouped(failed) if self._asked else ["it has no clients"]
-            reasons += [f"{absent} have not connected"] if absent and self._asked else []
+            reasons += [f"{absent} {self._absent}"] if absent and self._asked else []
             raise TooFewClients(
                 f"{answered} of {self._expected_number} clients answered, {needed} are needed: "
                 f"{'; '.join(reasons)}"

@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from hfedatm.base import index_maps
 from hfedatm.base.building import build_method, build_rule
 from hfedatm.base.class_profiles import ProfileShapes, profiles_to_record
+from hfedatm.base.exchange import OWN, AskedLayers, to_records
 from hfedatm.base.index_maps import read_maps
 from hfedatm.base.kept_model import KeptModel
 from hfedatm.base.memory import NodeMemory
@@ -88,6 +89,8 @@ def _train(grid: Grid, content: RecordDict, task: Task) -> StationResult:
         strategy.aggregate_measure(_ask(grid, messages, strategy.expected_grams()))
     if kept := strategy.station_rule.remember():
         memory.save(_moment(task), kept)
+    if build_rule(task.settings).refines(task.settings, task.round):
+        KeptModel(task, f"station-{task.station}").keep_own(record_to_state(arrays))
     if strategy.standing:
         values = {name: torch.tensor(value) for name, value in strategy.standing.items()}
         standing.save(_moment(task), values)
@@ -150,6 +153,24 @@ def _share_in_station(
     return state_to_record(blended)
 
 
+def _refine(grid: Grid, content: RecordDict, task: Task) -> StationResult:
+    strategy, kept = StationStrategy(task), KeptModel(task, f"station-{task.station}")
+    model = kept.sending(content)
+    merged = record_to_state(model.whole)
+    asked = AskedLayers.of(content, merged)
+    if "model" in content:  # the first exchange, in which clients get this station's model, too
+        maps = read_maps(content, merged, task.round + 1)
+        own = maps.moved(task.round, kept.own(), merged, {})
+        model.along[OWN] = state_to_record(own)
+    messages = strategy.configure_refine(model, asked, grid)
+    replies = grid.send_and_receive(messages, timeout=task.settings.client_timeout)
+    mean = strategy.aggregate_refine(replies, asked)
+    kept.keep(merged, strategy.looked)
+    metrics = {"num-examples": strategy.num_examples, "bytes-up": strategy.bytes_up}
+    arrays = to_records(mean, strategy.grams, task.settings.gram_dtype)
+    return StationResult(metrics, arrays, strategy.failures, strategy.cuts)
+
+
 def _look(grid: Grid, content: RecordDict, task: Task) -> StationResult:
     strategy, kept = StationStrategy(task), KeptModel(task, f"station-{task.station}")
     model = kept.sending(content)
@@ -178,6 +199,7 @@ def _evaluate(grid: Grid, content: RecordDict, task: Task) -> StationResult:
 _JOBS: dict[str, Callable[[Grid, RecordDict, Task], StationResult]] = {
     "prepare": _prepare,
     "train": _train,
+    "refine": _refine,
     "look": _look,
     "evaluate": _evaluate,
 }

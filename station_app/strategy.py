@@ -11,25 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
-import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
 from hfedatm.base.admission import Admission
 from hfedatm.base.building import measures_all
 from hfedatm.base.handover.recordfile import content_bytes
-from hfedatm.base.index_maps import RECORD
-from hfedatm.base.kept_model import Sending
 from hfedatm.base.metric_sums import HeldSums
 from hfedatm.base.own_metrics import OwnMeans, needed
-from hfedatm.base.privacy_settings import clients_asked, gram_examples, gram_mechanism
+from hfedatm.base.privacy_settings import gram_examples, gram_mechanism
 from hfedatm.base.records import Task, record_to_state, state_to_record
-from hfedatm.base.seeding import derive
 from hfedatm.base.wire import (
     Expected,
     NodeUpdate,
     read_scores,
-    read_statistics,
     read_update,
 )
 from hfedatm.contracts.rule import Send
@@ -37,10 +32,10 @@ from hfedatm_core import GramAccumulator, MeanAccumulator, Update
 from hfedatm_core.grams.by_layer import distinct
 from hfedatm_core.robust.counting import bounded_counts, with_domains
 from hfedatm_core.tensors import State
-from station_app.hearing import Hearing
+from station_app.looking import Looking
 
 
-class StationStrategy(Hearing):
+class StationStrategy(Looking):
     """One global round of one station."""
 
     # --- training
@@ -184,35 +179,6 @@ class StationStrategy(Hearing):
         expected = self.expected_shared(template)
         return self._mean(self._usable(replies, lambda r: read_update(r, expected)), template)
 
-    # --- BatchNorm statistics of the merged model
-
-    def configure_look(self, model: Sending, grid: Grid) -> list[Message]:
-        """Ask every client for the BatchNorm statistics of the merged model."""
-        self.sending = model
-        return self._messages(grid, "train.look", self.task, model.whole, everyone=True)
-
-    def aggregate_look(self, replies: Iterable[Message], template: State) -> State:
-        """Average the clients' moments by examples; ``template`` holds those of a right model."""
-        expected = Expected(self.settings, "client", arrays=template, record="statistics")
-
-        def read(reply: Message) -> NodeUpdate:
-            update = read_statistics(reply, expected)
-            self.looked.add(update.node)
-            return update
-
-        return self._mean(self._usable(replies, read), template)
-
-    def _mean(self, usable: Iterable[NodeUpdate], template: State) -> State:
-        """Return the mean by examples of arrays that are no models."""
-        mean = MeanAccumulator()
-        admission = Admission(self.settings, "clients", template, compare=False)
-        for update in self._admitted(usable, admission):
-            mean.add(update.state, update.num_examples, update.name, checked=True)
-            self.num_examples += update.num_examples
-            del update
-        admission.close()
-        return mean.result()
-
     # --- evaluation
 
     def configure_evaluate(
@@ -236,44 +202,6 @@ class StationStrategy(Hearing):
             for name, value in one.items():
                 total[name] = total.get(name, 0.0) + value
         return MetricRecord({**total})
-
-    # --- messages
-
-    def _messages(
-        self,
-        grid: Grid,
-        kind: str,
-        task: Task,
-        arrays: ArrayRecord,
-        everyone: bool = False,
-        extra: State | None = None,
-    ) -> list[Message]:
-        clients = sorted(grid.get_node_ids())
-        if not everyone:
-            clients = self._draw(clients, task.station_round)
-        self._asked = len(clients)
-        # Configured clients that have not connected count as missing.
-        configured = self.settings.clients_per_station if everyone else clients_asked(self.settings)
-        self._expected_number = max(self._asked, configured)
-        model, records = self.sending or Sending(arrays), {}
-        if self.maps and task.kind == "train":
-            records[RECORD] = self.maps
-        if self.shared or extra:
-            records["shared"] = ArrayRecord({**(self.shared or {}), **state_to_record(extra or {})})
-        return [
-            Message(
-                RecordDict({**records, **model.to(c), "task": task.but(client=c).to_record()}),
-                c,
-                kind,
-            )
-            for c in clients
-        ]
-
-    def _draw(self, clients: list[int], station_round: int) -> list[int]:
-        count = max(1, round(self.settings.client_fraction * len(clients)))
-        seed = derive(self.settings.seed, "draw", self.task.round, station_round, self.task.station)
-        chosen = np.random.default_rng(seed).permutation(len(clients))[:count]
-        return sorted(clients[i] for i in chosen)
 
 
 def _size(reply: Message) -> int:

@@ -1,8 +1,9 @@
 """A model that goes down the tree once in a round, although several messages need it.
 
-In a second look a node keeps the model that it receives. A later message of the round then brings
-only the tensors that have changed since, in the record ``changes`` instead of ``model``. Whoever
-did not answer the look, for whatever reason, is sent the whole model again.
+In an exchange of refining and in a second look a node keeps the model that it receives. A later
+message of the round then brings only the tensors that have changed since, in the record ``changes``
+instead of ``model``. Whoever did not answer the message before, for whatever reason, is sent the
+whole model again. For refining a node also keeps the model that its station trained in the round.
 """
 
 from __future__ import annotations
@@ -37,14 +38,18 @@ class Sending:
     whole: ArrayRecord
     changes: ArrayRecord = field(default_factory=ArrayRecord)
     kept_by: set[int] = field(default_factory=set)
+    along: dict[str, ArrayRecord] = field(default_factory=dict)
+    """Records that go with the whole model."""
 
     def to(self, node: int) -> dict[str, ArrayRecord]:
-        """Return the record that brings the model to a node."""
-        return {"changes": self.changes} if node in self.kept_by else {"model": self.whole}
+        """Return the records that bring the model to a node."""
+        if node in self.kept_by:
+            return {"changes": self.changes}
+        return {"model": self.whole, **self.along}
 
 
 class KeptModel:
-    """The model that a node keeps from the second look of a round to the end of that round.
+    """The model that a node keeps from the merge of a round to the end of that round.
 
     Parameters
     ----------
@@ -60,6 +65,7 @@ class KeptModel:
         self._task, self._at = task, (task.round, 0)
         self._model = NodeMemory(task.run, f"{node}-look", root, kept=1)
         self._nodes = NodeMemory(task.run, f"{node}-looked", root, kept=1)
+        self._own = NodeMemory(task.run, f"{node}-own", root, kept=1)
 
     def received(self, content: RecordDict) -> State:
         """Return the model that a message brings, whole or as changes of the kept one."""
@@ -67,7 +73,7 @@ class KeptModel:
         if changes is None:
             return record_to_state(need_record(content, "model", ArrayRecord))
         if not (model := self._model.at(self._at)):
-            raise UserError("this node has not kept the model of this round's second look")
+            raise UserError("this node has not kept the merged model of this round")
         for name, tensor in record_to_state(changes).items():
             if name not in model or model[name].shape != tensor.shape:
                 raise BadTask(f"changes: the model has no {printable(name, 60)} of this shape")
@@ -85,8 +91,19 @@ class KeptModel:
     def keep(self, model: State, kept_by: Iterable[int] = ()) -> None:
         """Keep a model that a later message needs, and which nodes below keep it, too."""
         settings, round = self._task.settings, self._task.round
-        if not evaluates(settings, round) and build_rule(settings).looks_again(settings, round) < 2:
+        more = self._task.kind == "refine" or evaluates(settings, round)
+        if not more and build_rule(settings).looks_again(settings, round) < 2:
             return
         self._model.save(self._at, {n: tensor.detach().cpu() for n, tensor in model.items()})
         if kept_by:
             self._nodes.save(self._at, {str(node): torch.ones(1) for node in kept_by})
+
+    def keep_own(self, model: State) -> None:
+        """Keep the model that this node's station has trained in the round."""
+        self._own.save(self._at, {n: tensor.detach().cpu() for n, tensor in model.items()})
+
+    def own(self) -> State:
+        """Return the model that this node's station has trained in the round."""
+        if not (model := self._own.at(self._at)):
+            raise UserError("this node has not kept the model that its station trained")
+        return model

@@ -170,6 +170,18 @@ class Merge(_Part):
     lone_norms: dict[str, str] = {}
 
 
+class Refined(_Part):
+    """How far the layers of the merged model were fitted to their inputs."""
+
+    stations: Whole = 0
+    examples: Count = 0
+    exchanges: Whole = 0
+    asked: Whole = 0
+    """Exchanges that were to be done."""
+    reason: str = ""
+    """Why there were not all of them."""
+
+
 class SecondLook(_Part):
     """BatchNorm statistics of the merged model, measured at the clients; or why there are none."""
 
@@ -206,6 +218,7 @@ class RoundRecord(_Part):
     """Why the model was not replaced."""
     merge: Merge | None = None
     moved: Whole | None = None
+    refined: Refined | None = None
     second_look: SecondLook | None = None
     source: Source | None = None
     taken_back: str | None = None

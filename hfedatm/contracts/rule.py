@@ -155,6 +155,10 @@ class Rule(ABC):
         """Return how often clients measure BatchNorm statistics of this round's merged model."""
         return 0
 
+    def refines(self, settings: Settings, round: int) -> int:
+        """Return how many layers an exchange after this round's merge fits; 0: none follows."""
+        return 0
+
     def wants_profiles(self, settings: Settings, round: int) -> int:
         """Return the fewest examples of a class whose profile this round's merge uses; 0: none."""
         return 0

@@ -21,12 +21,12 @@ from typing import ClassVar, Literal
 from hfedatm.base.building import measures_all
 from hfedatm.base.errors import UserError
 from hfedatm.base.learning import find_task
-from hfedatm.base.privacy_settings import why_not_exact
 from hfedatm.base.settings import Settings
 from hfedatm.base.tiers import has_lowest, is_deep
 from hfedatm.contracts import Paced, Situation, State, option
 from hfedatm_core import AlignmentOptions, Combined, Merged, Update, combine, merge, merge_apart
 from hfedatm_core.adapters import is_lora
+from server_app.apart_checks import check_apart
 
 
 @dataclass
@@ -121,6 +121,20 @@ class HFedATM(Paced):
         le=100,
     )
 
+    refine: bool = option(
+        False,
+        "after a merge of stations that did not share a start, fit each layer to the inputs that "
+        "it really gets: clients compare the merged model with their station's, which owners must "
+        "allow (privacy.refine)",
+    )
+    refine_layers: int = option(
+        1,
+        "layers that one exchange of refining fits; more need fewer exchanges, but each is fitted "
+        "to inputs that the others change",
+        ge=1,
+        le=1000,
+    )
+
     profiles: bool = option(
         False,
         "match stations that did not share a start by class profiles, too: clients send mean "
@@ -151,13 +165,18 @@ class HFedATM(Paced):
         due = self.second_look == "always" or (self.second_look == "auto" and apart)
         return self.look_passes if due else 0
 
+    def refines(self, settings: Settings, round: int) -> int:
+        """Return ``refine_layers`` if this round merges stations that did not share a start."""
+        wanted = self.refine and self.wants_grams(round, settings.rounds)
+        return self.refine_layers if wanted and measures_all(settings, round) else 0
+
     def wants_profiles(self, settings: Settings, round: int) -> int:
         """Return ``profile_examples`` if this round matches stations by class profiles."""
         wanted = self.profiles and self.wants_grams(round, settings.rounds)
         return self.profile_examples if wanted and measures_all(settings, round) else 0
 
     def check(self, settings: Settings) -> None:
-        """Refuse profiles that nothing would use, or that would leave beside protected numbers.
+        """Refuse options that nothing would use, or that would send exact beside hidden numbers.
 
         A share of RegMean is refused for adapters: a mixture of factors mixes no products.
         """
@@ -167,20 +186,20 @@ class HFedATM(Paced):
                 "rule-params: beta and beta_end mix tensors one by one, which does not mix what "
                 "adapters compute: leave them out with train-only=lora"
             )
-        if not self.profiles:
-            return
-        if why := why_not_exact(settings):
-            raise UserError(f"rule-params: profiles=true sends exact class means, but {why}")
-        if not find_task(settings.task).has_classes:
-            raise UserError(f"rule-params: profiles=true needs classes; got task={settings.task}")
-        if is_deep(settings):
-            raise UserError("rule-params: profiles=true needs stations right below the server")
-        apart = settings.gram_layers == "auto" and settings.station_start == "own"
-        if not (self.fot and self.regmean and (apart or settings.gram_layers == "all")):
-            raise UserError(
-                "rule-params: profiles=true only helps to match stations that did not share a "
-                "start: also set station-start=own or gram-layers=all, with server-rule=hfedatm"
-            )
+        merges = self.fot and self.regmean
+        if self.profiles:
+            check_apart(settings, merges, "profiles=true", "exact class means")
+            if not find_task(settings.task).has_classes:
+                raise UserError(
+                    f"rule-params: profiles=true needs classes; got task={settings.task}"
+                )
+        if self.refine:
+            check_apart(settings, merges, "refine=true", "exact sums over layers")
+            if self.buffer or settings.station_models or is_lora(settings.train_only):
+                raise UserError(
+                    "rule-params: refine=true compares the merged model with every station's own: "
+                    "leave out buffer, station-models and train-only=lora"
+                )
 
     def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
         """Align and merge; without a common start, the Grams of all layers match the stations."""

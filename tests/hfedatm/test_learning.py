@@ -243,7 +243,7 @@ def test_a_client_augments_no_grams_and_no_evaluation(monkeypatch):
     data = tiny_data()
     work.settings, work.device = small_settings(augment="flip"), torch.device("cpu")
     work.data = type("Data", (), {"train": data.domains["a"], "spec": data.spec})
-    work._batches()
+    work.batches()
     assert not asked
     work._batches(5)
     assert len(asked) == 1

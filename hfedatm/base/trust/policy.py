@@ -102,6 +102,11 @@ class Privacy(_Section):
         description="whether means and variances of BatchNorm inputs of a merged model leave "
         "without noise (second_look of the rule hfedatm)",
     )
+    refine: bool = Field(
+        False,
+        description="whether sums over the inputs and outputs of a merged model's layers leave "
+        "without noise (refine of the rule hfedatm)",
+    )
     class_counts: bool = Field(
         False,
         description="whether numbers or shares of examples by class leave without noise (the rule "

@@ -5,6 +5,7 @@ node, with a reason of one line. The code that sums values never sees a message,
 counted whole or not at all.
 """
 
+from hfedatm.base.wire.answers import read_answers
 from hfedatm.base.wire.expected import Expected
 from hfedatm.base.wire.replies import (
     NodeIdentity,
@@ -26,6 +27,7 @@ __all__ = [
     "Scores",
     "checked",
     "open_reply",
+    "read_answers",
     "read_identity",
     "read_scores",
     "read_statistics",
