@@ -20,7 +20,7 @@ from hfedatm.base.handover.recordfile import content_bytes
 from hfedatm.base.metric_sums import HeldSums
 from hfedatm.base.own_metrics import OwnMeans, needed
 from hfedatm.base.privacy_settings import gram_examples, gram_mechanism
-from hfedatm.base.records import Task, record_to_state, state_to_record
+from hfedatm.base.records import record_to_state, state_to_record
 from hfedatm.base.wire import (
     Expected,
     NodeUpdate,

@@ -133,6 +133,7 @@ def ask_client(
     message_type: str = "train",
     shared: dict[str, Tensor] | None = None,
     changes: dict[str, Tensor] | None = None,
+    records: dict[str, Any] | None = None,
     **task: Any,
 ) -> RecordDict:
     """Send one message to the ClientApp and return the content of its reply."""
@@ -147,6 +148,7 @@ def ask_client(
     )
     if shared:
         content["shared"] = state_to_record(shared)
+    content.update(records or {})
     context = Context(run_id=0, node_id=1, node_config={}, state=RecordDict(), run_config={})
     return client_app(Message(content, 1, message_type), context).content
 

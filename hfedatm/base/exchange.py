@@ -101,9 +101,7 @@ def answers_to_records(answers: Answers, dtype: WireType) -> dict[str, ArrayReco
     return to_records(arrays, plain, dtype)
 
 
-def to_records(
-    arrays: State, grams: Mapping[str, Gram], dtype: WireType
-) -> dict[str, ArrayRecord]:
+def to_records(arrays: State, grams: Mapping[str, Gram], dtype: WireType) -> dict[str, ArrayRecord]:
     """Return the wire form of checked or averaged answers."""
     records = {RECORD: state_to_record(arrays)}
     return {**records, "grams": grams_to_record(grams, dtype)} if grams else records
@@ -119,4 +117,3 @@ def to_answers(asked: AskedLayers, arrays: State, grams: Mapping[str, Gram]) -> 
         {name: arrays[f"{name}/{RESIDUAL}"] for name in asked.widths},
         {name: arrays[f"{name}/{MOMENTS}"] for name in asked.widths},
     )
-

@@ -163,7 +163,7 @@ def test_a_node_that_lost_the_model_is_named_and_the_others_evaluate(tmp_path, m
     monkeypatch.setattr(local, "client_app", forgetful)
     [failure] = failures_of(run_small(tmp_path, **LOOK))
     assert failure["node"] == "station 1, client 2"
-    assert "has not kept the model of this round's second look" in failure["reason"]
+    assert "has not kept the merged model of this round" in failure["reason"]
 
 
 def test_changes_that_do_not_fit_the_model_are_refused():
@@ -175,7 +175,7 @@ def test_changes_that_do_not_fit_the_model_are_refused():
     reply = ask_client(settings, 0, None, "evaluate", changes={"1.running_mean": torch.zeros(4)})
     assert reply["metrics"]["num-examples"] > 0
     later = ask_client(settings, 0, None, "evaluate", changes={}, round=2)
-    assert "has not kept the model" in later["failure"]["reason"]
+    assert "has not kept the merged model" in later["failure"]["reason"]
 
 
 def test_a_pass_that_fails_leaves_the_statistics_of_the_pass_before(tmp_path, sabotage):
