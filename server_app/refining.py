@@ -9,6 +9,8 @@ inputs depend on all layers before it.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
@@ -68,7 +70,7 @@ class Refining(Asking):
             expected = self._expected(
                 arrays=template, record=RECORD, layers=asked.plain, shrunk=False
             )
-            updates = self._updates(replies, expected, lambda r, e: read_answers(r, e, asked))
+            updates = self._updates(replies, expected, partial(read_answers, asked=asked))
             found = pooled(updates, self.settings, template, self._notes)
             self._sending.kept_by = set(found.nodes)
             if why := self._too_few(found.stations):

@@ -2,9 +2,9 @@
 
 A message carries a ``task`` (what to do, with the run's settings), a ``model`` and, for some
 methods, ``shared`` arrays. A reply carries a ``model``, ``grams``, ``statistics`` of BatchNorms,
-``answers`` about layers, ``metrics`` and, from a station, the ``failures`` of its clients; or only a
-``failure`` with the reason. Nothing is ever unpickled. `hfedatm.base.wire` reads replies and takes
-nothing in them for granted.
+``answers`` about layers, ``metrics`` and, from a station, the ``failures`` of its clients; or only
+a ``failure`` with the reason. Nothing is ever unpickled. `hfedatm.base.wire` reads replies and
+takes nothing in them for granted.
 """
 
 from __future__ import annotations

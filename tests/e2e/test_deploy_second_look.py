@@ -1,4 +1,4 @@
-"""A second look in real processes: the model of one process, a killed client, a killed server."""
+"""Refining and a second look in real processes: the model of one process, killed nodes."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ LOOK = {
     "model": "slow_look:build",
     "station-start": "own",
     "station-assignment": "mixed",
-    "rule-params": "second_look=always,look_passes=2,profiles=true",
+    "rule-params": "refine=true,refine_layers=2,second_look=always,look_passes=2,profiles=true",
     "diagnostics": False,
     "device": "cpu",
     "join-timeout": 900,
@@ -44,7 +44,7 @@ def deployment(tmp_path_factory, faults):
     made = Deployment(
         tmp_path_factory.mktemp("deploy"),
         allowed=["slow_look:build"],
-        privacy={"second-look": True, "class-profiles": True},
+        privacy={"refine": True, "second-look": True, "class-profiles": True},
         FAULTS=str(faults),
         PYTHONPATH=os.pathsep.join([str(PLUGINS), *filter(None, [os.environ.get("PYTHONPATH")])]),
     )
@@ -67,9 +67,9 @@ def undisturbed(tmp_path_factory):
 
 
 def paused(faults) -> int:
-    """Wait until the slow client is in the middle of its look; return that process's id."""
+    """Wait until the slow client is in the middle of its work; return that process's id."""
     file = faults / f"paused-{SLOW}"
-    wait_until(lambda: file.exists() and file.read_text(), f"{SLOW} looks")
+    wait_until(lambda: file.exists() and file.read_text(), f"{SLOW} pauses")
     found = int(file.read_text())
     file.unlink()
     return found
@@ -85,6 +85,7 @@ def assert_same(run, model):
 def test_the_same_model_as_in_one_process(deployment, undisturbed):
     run = deployment.submit("look", **LOOK)
     (only,) = run.wait()
+    assert (only["refined"]["stations"], only["refined"]["exchanges"]) == (2, 3)
     assert (only["second_look"]["stations"], only["second_look"]["passes"]) == (2, 2)
     assert only["failures"] == []
     assert_same(run, undisturbed)
@@ -104,16 +105,33 @@ def test_a_client_killed_in_its_look_is_named_and_still_evaluates(deployment, fa
     assert evaluated == sum(d["examples"] for d in undisturbed.values())
 
 
-def test_a_server_killed_between_merge_and_look_goes_on_to_the_same_model(
-    deployment, faults, undisturbed
+def test_a_client_killed_in_an_exchange_is_named_and_the_others_refine(deployment, faults):
+    """It is asked nothing more about layers, but looks and evaluates with the whole model."""
+    (faults / f"pause-refine-{SLOW}").touch()
+    run = deployment.submit("client-killed-refining", **LOOK)
+    os.kill(paused(faults), signal.SIGKILL)
+    (faults / f"pause-refine-{SLOW}").unlink()
+    (only,) = run.wait()
+    [failure] = only["failures"]
+    assert failure["node"] == "station 0, client 1" and "killed by signal 9" in failure["reason"]
+    assert (only["refined"]["exchanges"], only["refined"]["stations"]) == (3, 2)
+    whole = lines_of(deployment.output / "look")[0]
+    assert only["refined"]["examples"] < whole["refined"]["examples"]
+    assert only["second_look"]["examples"] == whole["second_look"]["examples"]
+
+
+@pytest.mark.parametrize("pause", ["pause-refine", "pause"], ids=["exchange", "look"])
+def test_a_server_killed_after_the_merge_goes_on_to_the_same_model(
+    deployment, faults, undisturbed, pause
 ):
-    (faults / f"pause-{SLOW}").touch()
-    run = deployment.submit("server-killed", **LOOK)
+    (faults / f"{pause}-{SLOW}").touch()
+    run = deployment.submit(f"server-killed-{pause}", **LOOK)
     paused(faults)
     family = deployment.process("server-link").children(recursive=True)
     next(p for p in family if "flwr-serverapp" in " ".join(p.cmdline())).kill()
-    (faults / f"pause-{SLOW}").unlink()
+    (faults / f"{pause}-{SLOW}").unlink()
     assert run.process.wait(600) != 0
-    (only,) = deployment.submit("server-killed", resume=run.folder).wait()
+    (only,) = deployment.submit(f"server-killed-{pause}", resume=run.folder).wait()
     assert only["failures"] == [] and only["second_look"]["passes"] == 2
+    assert only["refined"]["exchanges"] == 3
     assert_same(run, undisturbed)

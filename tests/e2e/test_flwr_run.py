@@ -176,16 +176,17 @@ def test_other_systems_give_the_model_of_one_process(flower, tmp_path, given):
         assert torch.equal(found[name], value), name
 
 
-def test_a_second_look_gives_the_model_of_one_process(flower, tmp_path):
+def test_refining_and_a_second_look_give_the_model_of_one_process(flower, tmp_path):
     """Nodes keep the model from one message to the next, in whatever process."""
     given = {
         "rounds": 1,
         "model-params": "batch_norm=true",
         "station-start": "own",
         "station-assignment": "mixed",
-        "rule-params": "second_look=auto,look_passes=2",
+        "rule-params": "refine=true,refine_layers=2,second_look=auto,look_passes=2",
     }
     shown = flower.run(output=str(tmp_path), run_name="flower", **given)
+    assert "refined by 2 stations in 3 exchanges" in shown, shown
     assert "second look by 2 stations in 2 passes" in shown, shown
     run_locally(SMALL | given | {"output": str(tmp_path), "run-name": "here"})
     assert failures_of(tmp_path / "flower") == []

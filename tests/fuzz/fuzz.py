@@ -51,12 +51,13 @@ def all_targets(folder: Path) -> dict[str, Any]:
     """Return the targets by name; each tries honest input when it is made."""
     from fuzz_files import make_file_targets
     from fuzz_maps import Maps
+    from fuzz_refining import make_refining_targets
     from fuzz_secure import make_secure_targets
     from fuzz_targets import make_targets
     from fuzz_tiers import make_tier_targets
 
     found = [*make_targets(), *make_file_targets(folder), *make_secure_targets(), Maps()]
-    found += make_tier_targets()
+    found += [*make_tier_targets(), *make_refining_targets()]
     return {target.name: target for target in found}
 
 

@@ -434,7 +434,7 @@ def is_sound(given: RecordDict | Error, honest: RecordDict) -> bool:
         return False
     if metrics["num-examples"] != int(metrics["num-examples"]) or metrics["num-examples"] < 0:
         return False
-    for key in ("model", "shared", "statistics", "profiles"):
+    for key in ("model", "shared", "statistics", "profiles", "answers"):
         if key in honest and key in given:
             if given[key].keys() != honest[key].keys():
                 return False
@@ -450,7 +450,8 @@ def is_sound(given: RecordDict | Error, honest: RecordDict) -> bool:
                     return False
                 if name == "counts" and ((sent < 0).any() or sent.sum() > metrics["num-examples"]):
                     return False
-                if key == "statistics" and (sent[1] < sent[0] ** 2 * (1 - 1e-6)).any():
+                moments = key == "statistics" or name.endswith("/moments")
+                if moments and (sent[1] < sent[0] ** 2 * (1 - 1e-6)).any():
                     return False
     return True
 

@@ -19,9 +19,9 @@ _LOST = 1e-3
 
 
 def read_answers(message: Message, expected: Expected, asked: AskedLayers) -> NodeUpdate:
-    """Read a reply to one exchange.
+    r"""Read a reply to one exchange.
 
-    A client's residuals must fit its Gram and its errors: :math:`R_{ij}^2 \\le E r_i^2\\, G_{jj}`
+    A client's residuals must fit its Gram and its errors: :math:`R_{ij}^2 \le E r_i^2\, G_{jj}`
     (Cauchy and Schwarz). A station may have cut back each of them by another factor.
     """
     update = read_update(message, expected)

@@ -1,8 +1,10 @@
-"""A network with BatchNorm whose second look waits on the nodes that a test names.
+"""A network with BatchNorm whose second look or exchange waits on the nodes that a test names.
 
 A test puts a file ``pause-<machine>`` into ``$FAULTS``; the machine's look waits until it is gone.
+With ``pause-refine-<machine>`` its next exchange of refining waits.
 """
 
+import inspect
 import os
 import time
 from pathlib import Path
@@ -20,10 +22,16 @@ def build(spec):
 
 
 def _pause(norm, inputs):
+    faults, name = Path(os.environ.get("FAULTS", "/nowhere")), f"pause-{machine()}"
     if norm.track_running_stats:  # only the first pass of a second look goes without
-        return
-    faults = Path(os.environ.get("FAULTS", "/nowhere"))
-    if (faults / f"pause-{machine()}").exists():
+        name = f"pause-refine-{machine()}"
+        if not (faults / name).exists() or not _refines():
+            return
+    if (faults / name).exists():
         (faults / f"paused-{machine()}").write_text(str(os.getpid()))
-        while (faults / f"pause-{machine()}").exists():
+        while (faults / name).exists():
             time.sleep(0.1)
+
+
+def _refines():
+    return any(frame.filename.endswith("layer_pairs.py") for frame in inspect.stack(0))
