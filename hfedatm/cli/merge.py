@@ -21,6 +21,7 @@ from hfedatm.base.errors import UserError
 from hfedatm.cli.arguments import AsJson
 from hfedatm.cli.merge_unlike import check_models, merge_into, open_unlike
 from hfedatm.cli.networks import Shape, measured_on, mistakes, open_like
+from hfedatm.cli.refining import data_to_refine, refined
 
 if TYPE_CHECKING:
     from hfedatm_core import Merged
@@ -42,6 +43,13 @@ def merge(
     grams: Annotated[
         list[Path] | None,
         typer.Option(help="A file that 'hfedatm grams' wrote; repeat it per checkpoint."),
+    ] = None,
+    refine: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --grams: fit each layer to the inputs that it gets, on images like those of "
+            "the checkpoints: a folder, or package.module:function; once, or once per checkpoint."
+        ),
     ] = None,
     recalibrate: Annotated[
         str,
@@ -85,13 +93,16 @@ def merge(
 
     Files are read as tensors, never as pickled objects. Without Grams, channels are matched by
     their filters and averaged. With Grams they are matched by what they compute, layers are merged
-    by RegMean, and BatchNorm gets statistics that fit.
+    by RegMean, and BatchNorm gets statistics that fit. With images, too, --refine corrects what
+    remains.
 
     For example:
 
       hfedatm merge a.safetensors b.safetensors c.pt --model torchvision:resnet18 --out merged.pt
 
       hfedatm merge a.pt b.pt --model nets:build --grams a.grams --grams b.grams --out merged.pt
+
+      hfedatm merge a.pt b.pt --model nets:f --grams a.grams --grams b.grams --refine x/ --out m.pt
 
       hfedatm merge a.pt b.pt --model nets:small --model nets:large --target nets:large --out m.pt
     """
@@ -115,6 +126,7 @@ def merge(
         networks = [network]
         if target:
             networks, network = open_unlike(model, target, input, checkpoints)
+        data = data_to_refine(refine or (), checkpoints, network, apart and not target)
         images = measured_on("--recalibrate", recalibrate, network) if recalibrate else None
         with _progress(len(checkpoints), reference, as_json) as on_read:
             how = AlignmentOptions("exact" if apart else "sinkhorn", scope)
@@ -141,7 +153,7 @@ def merge(
                     **options,
                 )
         notes = others + _left_undone(merged, network, bool(grams), bool(recalibrate))
-        state = merged.state
+        state = refined(merged, checkpoints, network, data, as_json) if data else merged.state
         if images is not None:
             from hfedatm_core.batch_norm import measure_again
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,13 +51,13 @@ def parse_shape(shape: str) -> tuple[int, ...] | None:
         raise UserError(f"--input: got {shape!r}; write it like 3x32x32") from None
 
 
-def measured_on(option: str, data: str, network: Network) -> list[Batch] | Any:
-    """Return the batches that an option names."""
+def measured_on(option: str, data: str, network: Network) -> Iterable[Batch]:
+    """Return the batches that an option names; they can be read several times."""
     from hfedatm.base.plugins import import_object
-    from hfedatm_core.checkpoints import ImageBatches, as_batches
+    from hfedatm_core.checkpoints import FunctionBatches, ImageBatches
 
     if ":" in data and not Path(data).exists():
-        return as_batches(import_object(option, data)())
+        return FunctionBatches(import_object(option, data))
     return ImageBatches(data, network)
 
 

@@ -23,7 +23,7 @@ inputs: there is one exchange per layer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -65,10 +65,22 @@ class Answers:
 
 @dataclass(frozen=True)
 class OwnedNetwork:
-    """One of the merged networks, and the data of its owner."""
+    """One of the merged networks, and the data of its owner.
 
-    state: State
-    batches: Sequence[Batch]
+    Attributes
+    ----------
+    state
+        The network, or a function that reads it: then one network is in memory at a time.
+    batches
+        The owner's data, which are read once per layer.
+    """
+
+    state: State | Callable[[], State]
+    batches: Iterable[Batch]
+
+    def read(self) -> State:
+        """Return the network."""
+        return self.state() if callable(self.state) else self.state
 
 
 def collect_answers(
@@ -153,7 +165,12 @@ def fit_layers(
 
 
 def refine(
-    merged: Merged, model: nn.Module, parts: Mapping[str, OwnedNetwork], *, ridge: float = 1e-3
+    merged: Merged,
+    model: nn.Module,
+    parts: Mapping[str, OwnedNetwork],
+    *,
+    ridge: float = 1e-3,
+    on_layer: Callable[[str, int], None] = lambda name, layers: None,
 ) -> dict[str, Tensor]:
     """Fit all layers of a merged network, one after the other from the input on.
 
@@ -171,26 +188,46 @@ def refine(
         The merged networks with their owners' data, by the names they had in the merge.
     ridge
         As in :func:`fit_layers`.
+    on_layer
+        Called before every layer with its name and the number of layers.
     """
     missing = sorted(parts.keys() ^ merged.permutations.keys())
     if missing:
         raise ValueError(f"merged and given networks differ: {', '.join(missing)}")
     graph, state = merged.graph, merged.state
-    whole, owns = deepcopy(model), {name: deepcopy(model) for name in parts}
+    whole, own = deepcopy(model), deepcopy(model)
     whole.load_state_dict(state)
-    for name, part in parts.items():
-        owns[name].load_state_dict(graph.permute(part.state, merged.permutations[name]))
-    first = next(iter(parts))
-    with LayerPairs(whole, owns[first], graph, None) as pairs:
-        order = pairs.order(parts[first].batches[0][0])
+    for inputs, _ in next(iter(parts.values())).batches:
+        with LayerPairs(whole, whole, graph, None) as pairs:
+            order = pairs.order(inputs)
+        break
+    else:
+        raise ValueError("there are no data to refine on")
     for layer in order:
-        answers = [
-            collect_answers(whole, owns[name], graph, part.batches, [layer])
+        on_layer(layer, len(order))
+        answers = (
+            _owned(whole, own, graph, part, merged.permutations[name], layer)
             for name, part in parts.items()
-        ]
+        )
         state = fit_layers(state, graph, answers, ridge=ridge)
         whole.load_state_dict(state)
     return dict(state)
+
+
+def _owned(
+    whole: nn.Module,
+    own: nn.Module,
+    graph: ChannelGraph,
+    part: OwnedNetwork,
+    orders: Mapping[str, Tensor],
+    layer: str,
+) -> Answers:
+    """Return what the owner of one network measures; ``own`` becomes that network."""
+    own.load_state_dict(graph.permute(part.read(), orders))
+    answers = collect_answers(whole, own, graph, part.batches, [layer])
+    if not answers.grams:
+        raise ValueError("there are no data to refine on")
+    return answers
 
 
 def _fit(state: dict[str, Tensor], layer: str, gram: Gram, missing: Tensor, ridge: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +65,14 @@ def as_batches(made: Iterable[Any]) -> Iterator[Batch]:
     for item in made:
         inputs = item[0] if isinstance(item, tuple | list) else item
         yield inputs, None
+
+
+class FunctionBatches:
+    """The batches of a user's function, which is called anew whenever they are read."""
+
+    def __init__(self, function: Callable[[], Iterable[Any]]) -> None:
+        self._function = function
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Return the batches."""
+        return as_batches(self._function())

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hfedatm_core.apart.merging import APART, merge_apart
+from hfedatm_core.apart.refining import OwnedNetwork, refine
 from hfedatm_core.channels.graph import ChannelGraph
 from hfedatm_core.checkpoints.files import Shapes, fingerprint, read_grams, read_shapes
 from hfedatm_core.checkpoints.fitting import read_fitting, require_fit, shapes_of
 from hfedatm_core.fot.options import AlignmentOptions
-from hfedatm_core.inputs import Inputs
+from hfedatm_core.inputs import Batch, Inputs
 from hfedatm_core.merge_report import Merged
 from hfedatm_core.merging import merge
 from hfedatm_core.profiles import Profiles
@@ -95,6 +97,35 @@ def merge_checkpoints(
     if apart:
         return merge_apart(updates, graph, alpha=alpha, alignment=alignment or APART, **options)
     return merge(updates, graph, alignment=alignment or ALL_UNITS, **options)
+
+
+def refine_checkpoints(
+    merged: Merged,
+    paths: Sequence[Path | str],
+    model: nn.Module,
+    data: Sequence[Iterable[Batch]],
+    on_layer: Callable[[str, int], None] = lambda name, layers: None,
+) -> dict[str, Tensor]:
+    """Return a merge of :func:`merge_checkpoints` by Grams with its layers fitted to their inputs.
+
+    See :func:`refine`. One checkpoint is in memory at a time.
+
+    Parameters
+    ----------
+    merged, paths, model
+        The merge, and what was merged.
+    data
+        Batches like the data of every checkpoint, in the order of ``paths``; each is read once per
+        layer.
+    on_layer
+        As in :func:`refine`.
+    """
+    wanted = shapes_of(model.state_dict())
+    parts = {
+        str(path): OwnedNetwork(partial(read_fitting, path, wanted), batches)
+        for path, batches in zip(paths, data, strict=True)
+    }
+    return refine(merged, model, parts, on_layer=on_layer)
 
 
 def require_two(paths: Sequence[Path | str]) -> None:

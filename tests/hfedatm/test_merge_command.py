@@ -36,6 +36,12 @@ def with_example():
 
 def inputs():
     yield torch.rand(70, 3, 8, 8)
+
+def fixed():
+    yield torch.rand(70, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+def nothing():
+    return []
 """
 
 
@@ -97,6 +103,51 @@ def test_grams_and_images_at_hand_are_used(folder, monkeypatch, capsys):
     merged = torch.load("merged.pt", weights_only=True)
     assert merged["7.weight"].dtype == torch.float32
     assert merged["1.num_batches_tracked"] == 1  # eight images are one batch
+
+
+def test_refining_uses_the_data_of_every_checkpoint(folder, monkeypatch, capsys):
+    """On shared inputs the refined outputs are nearer to the mean of the networks' outputs."""
+    for name in FILES:
+        assert run(monkeypatch, "grams", name, *MODEL, "--data", "mergenets:fixed") == 0
+    grams = [word for name in "abc" for word in ("--grams", f"{name}.grams")]
+    merge = ("merge", *FILES, *MODEL, *grams)
+    assert run(monkeypatch, *merge, "--out", "plain.pt") == 0
+    assert run(monkeypatch, *merge, "--refine", "mergenets:fixed", "--out", "all.pt") == 0
+    own = [word for data in ("mergenets:fixed", "mergenets:fixed", "images") for word in
+           ("--refine", data)]  # fmt: skip
+    assert run(monkeypatch, *merge, *own, "--out", "own.pt") == 0
+    exec(NETS, namespace := {})
+    network, (x,) = namespace["build"](5).eval(), namespace["fixed"]()
+
+    def outputs(path):
+        read = load_file if path.endswith("safetensors") else torch.load
+        network.load_state_dict(read(path))
+        return network(x)
+
+    with torch.no_grad():
+        wanted = sum(map(outputs, FILES)) / 3
+        errors = {n: float((outputs(f"{n}.pt") - wanted).square().mean())
+                  for n in ("plain", "all", "own")}  # fmt: skip
+    assert errors["all"] < 0.5 * errors["plain"]
+    assert errors["own"] != errors["all"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--refine", "images"), "give --grams"),
+        (("--grams", "a.grams", "--shared-start", "--refine", "images"), "leave --shared-start"),
+        (("--grams", "a.grams", *["--refine", "images"] * 2), "3 times, not 2"),
+        (("--grams", "a.grams", "--refine", "nowhere"), "nowhere holds no images"),
+        (("--grams", "a.grams", "--refine", "mergenets:nothing"), "no data to refine on"),
+    ],
+    ids=["no Grams", "shared start", "two of three", "no images", "no data"],
+)
+def test_what_cannot_be_refined_is_refused(folder, monkeypatch, capsys, options, says):
+    assert run(monkeypatch, "grams", "a.safetensors", *MODEL, "--data", "images") == 0
+    assert run(monkeypatch, "merge", *FILES, *MODEL, *options, "--out", "merged.pt") == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+    assert not (folder / "merged.pt").exists()
 
 
 def test_a_smaller_file_of_grams_and_a_shared_start(folder, monkeypatch, capsys):
