@@ -10,7 +10,12 @@ from hfedatm_core.apart.refining import (
 )
 from hfedatm_core.averaging import MeanAccumulator, weighted_mean
 from hfedatm_core.channels.graph import ChannelGraph
-from hfedatm_core.checkpoints import merge_checkpoints, read_state, write_state
+from hfedatm_core.checkpoints import (
+    merge_checkpoints,
+    read_state,
+    refine_checkpoints,
+    write_state,
+)
 from hfedatm_core.data.partition import heterogeneous_partition
 from hfedatm_core.fot.alignment import Alignment, GroupReport, align
 from hfedatm_core.fot.options import AlignmentOptions
@@ -66,6 +71,7 @@ __all__ = [
     "pack_grams",
     "read_state",
     "refine",
+    "refine_checkpoints",
     "regmean",
     "unpack_grams",
     "weighted_mean",

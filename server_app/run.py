@@ -68,6 +68,7 @@ def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
     if part:
         log.info("  %s", part.describe(model))
     reveals = [*method.reveals, *(["class-profiles"] if strategy.profile_shapes else [])]
+    reveals += ["sums-over-layers"] if strategy.exchanges else []
     if reveals:
         log.info("  clients also send: %s", ", ".join(n.replace("-", " ") for n in reveals))
     with _quiet_flower():

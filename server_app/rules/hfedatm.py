@@ -195,10 +195,10 @@ class HFedATM(Paced):
                 )
         if self.refine:
             check_apart(settings, merges, "refine=true", "exact sums over layers")
-            if self.buffer or settings.station_models or is_lora(settings.train_only):
+            if self.buffer or settings.station_models:
                 raise UserError(
-                    "rule-params: refine=true compares the merged model with every station's own: "
-                    "leave out buffer, station-models and train-only=lora"
+                    "rule-params: refine=true compares the merged model with every station's, which "
+                    "must be of this round and shape: leave out buffer and station-models"
                 )
 
     def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:

@@ -466,8 +466,7 @@ def test_answers_of_few_rows_do_not_leave():
         ({"server_rule": "hfedatm-no-fot"}, "server-rule=hfedatm"),
         ({"tiers": "2x2x2", "stations": 4, "station_start": "shared"}, "right below the server"),
         ({**RELATED, "rule_params": "refine=true,buffer=1"}, "leave out buffer"),
-        ({**RELATED, "station_models": "0=lenet5"}, "leave out buffer, station-models"),
-        ({**RELATED, "train_only": "lora"}, "station-models and train-only=lora"),
+        ({**RELATED, "station_models": "0=lenet5"}, "leave out buffer and station-models"),
     ],
     ids=lambda value: list(value)[-1] if isinstance(value, dict) else "",
 )
