@@ -87,6 +87,21 @@ def weighted_mean(states: Iterable[State], weights: Iterable[float]) -> dict[str
     return mean.result()
 
 
+def between(one: State, other: State, share: float) -> dict[str, Tensor]:
+    """Return ``one + share (other - one)``; integer counts are not mixed but taken from ``one``.
+
+    BatchNorm takes the root of a variance, so none becomes negative where ``share > 1``.
+    """
+    mixed = {
+        name: value.lerp(other[name], share) if value.is_floating_point() else value
+        for name, value in one.items()
+    }
+    for name, value in mixed.items():
+        if share > 1 and name.endswith("running_var"):
+            mixed[name] = value.clamp(min=0)
+    return mixed
+
+
 def check_state(state: State, reference: State, who: str) -> None:
     """Raise a ``ValueError`` unless ``state`` has the reference's tensors and all are finite."""
     missing = [key for key in reference if key not in state]

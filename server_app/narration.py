@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from hfedatm.base.privacy_settings import statement
-from hfedatm.base.round_record import ACCURACY, Privacy, Refined, RoundRecord, SecondLook, labels
+from hfedatm.base.round_record import ACCURACY, Privacy, Refined, RoundRecord, SecondLook
 from hfedatm.base.settings import Settings
-from hfedatm.base.text import names_in, number, printable
+from hfedatm.base.text import labels, names_in, number, printable
 from hfedatm.base.tiers import is_deep, levels, rounds_at
 from hfedatm_core.data import DomainData
 

@@ -8,7 +8,6 @@ that a later version added to a line are kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -293,17 +292,3 @@ def _printable(value: Any) -> Any:
     if isinstance(value, list):
         return [_printable(part) for part in value]
     return printable(value, MOST_TEXT) if isinstance(value, str) else value
-
-
-def labels(asked: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return the labels of the numbers that ``show-metrics`` asks for.
-
-    A metric of the evaluation has two labels, ``source f1`` and ``unseen f1``; a name that no round
-    has is its own label.
-    """
-    known = list(known)
-    found = [
-        [label for label in known if label in (name, f"source {name}", f"unseen {name}")] or [name]
-        for name in asked
-    ]
-    return list(dict.fromkeys(label for some in found for label in some))

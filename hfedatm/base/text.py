@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 LIMIT = 200
 """Most characters that are shown of a reason or a name."""
 
@@ -36,3 +38,17 @@ def number(value: float | None) -> str:
 def names_in(setting: str) -> tuple[str, ...]:
     """Return the names in a setting that lists names, separated by commas."""
     return tuple(filter(None, (name.strip() for name in setting.split(","))))
+
+
+def labels(asked: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Return the labels of the numbers that ``show-metrics`` asks for.
+
+    A metric of the evaluation has two labels, ``source f1`` and ``unseen f1``; a name that no round
+    has is its own label.
+    """
+    known = list(known)
+    found = [
+        [label for label in known if label in (name, f"source {name}", f"unseen {name}")] or [name]
+        for name in asked
+    ]
+    return list(dict.fromkeys(label for some in found for label in some))

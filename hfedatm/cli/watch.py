@@ -16,8 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hfedatm.base.round_record import labels
-from hfedatm.base.text import names_in, number, printable
+from hfedatm.base.text import labels, names_in, number, printable
 from hfedatm.base.tiers import parse
 from hfedatm.cli.arguments import OneRun
 from hfedatm.runs import Run, latest_run, newest_run, read_run

@@ -20,13 +20,13 @@ from typing import ClassVar, Literal
 
 from hfedatm.base.building import measures_all
 from hfedatm.base.errors import UserError
-from hfedatm.base.learning import find_task
 from hfedatm.base.settings import Settings
 from hfedatm.base.tiers import has_lowest, is_deep
 from hfedatm.contracts import Paced, Situation, State, option
 from hfedatm_core import AlignmentOptions, Combined, Merged, Update, combine, merge, merge_apart
 from hfedatm_core.adapters import is_lora
-from server_app.apart_checks import check_apart
+from hfedatm_core.averaging import between
+from server_app.apart_checks import Apart
 
 
 @dataclass
@@ -186,20 +186,13 @@ class HFedATM(Paced):
                 "rule-params: beta and beta_end mix tensors one by one, which does not mix what "
                 "adapters compute: leave them out with train-only=lora"
             )
-        merges = self.fot and self.regmean
+        apart = Apart(settings, merges=self.fot and self.regmean)
         if self.profiles:
-            check_apart(settings, merges, "profiles=true", "exact class means")
-            if not find_task(settings.task).has_classes:
-                raise UserError(
-                    f"rule-params: profiles=true needs classes; got task={settings.task}"
-                )
+            apart.check("profiles=true", "exact class means")
+            apart.check_classes("profiles=true")
         if self.refine:
-            check_apart(settings, merges, "refine=true", "exact sums over layers")
-            if self.buffer or settings.station_models:
-                raise UserError(
-                    "rule-params: refine=true compares the merged model with every station's, which "
-                    "must be of this round and shape: leave out buffer and station-models"
-                )
+            apart.check("refine=true", "exact sums over layers")
+            apart.check_together("refine=true", bool(self.buffer))
 
     def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
         """Align and merge; without a common start, the Grams of all layers match the stations."""
@@ -216,7 +209,7 @@ class HFedATM(Paced):
                 unaligned = replace(merged.report, unaligned=situation.graph.unaligned)
                 merged = replace(merged, report=unaligned)
         if beta != 1.0:
-            merged = replace(merged, state=_between(merged.average, merged.state, beta))
+            merged = replace(merged, state=between(merged.average, merged.state, beta))
         unmoved = self.broadcast == "auto" and not merged.moved
         average_out = self.broadcast == "average" or unmoved
         self._start = merged.average if average_out else merged.state
@@ -308,18 +301,3 @@ class HFedATM(Paced):
         old = self._velocity
         self._velocity = {n: self.momentum * old[n] + d if old else d for n, d in step.items()}
         return {n: previous[n] + self._velocity[n] if n in step else t for n, t in new.items()}
-
-
-def _between(one: State, other: State, share: float) -> State:
-    """Return ``one + share (other - one)``; integer counts are not mixed but taken from ``one``.
-
-    BatchNorm takes the root of a variance, so none becomes negative where ``share > 1``.
-    """
-    mixed = {
-        name: value.lerp(other[name], share) if value.is_floating_point() else value
-        for name, value in one.items()
-    }
-    for name, value in mixed.items():
-        if share > 1 and name.endswith("running_var"):
-            mixed[name] = value.clamp(min=0)
-    return mixed

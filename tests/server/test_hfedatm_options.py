@@ -17,7 +17,7 @@ from hfedatm.base.building import build_rule
 from hfedatm.base.errors import UserError
 from hfedatm.base.resolving import resolve
 from hfedatm.base.results import RunFolder
-from server_app.rules.hfedatm import _between
+from hfedatm_core.averaging import between
 
 
 def rule_of(params: str, name: str = "hfedatm"):
@@ -74,7 +74,7 @@ def test_beta_lies_on_the_line_between_mean_and_regmean(tmp_path):
 def test_past_the_merge_no_variance_is_negative():
     one = {"n.running_var": torch.tensor([1.0, 1.0]), "w": torch.tensor([1.0])}
     other = {"n.running_var": torch.tensor([0.1, 2.0]), "w": torch.tensor([0.1])}
-    past = _between(one, other, 2.0)
+    past = between(one, other, 2.0)
     assert past["n.running_var"].tolist() == [0.0, 3.0]
     assert past["w"].item() == pytest.approx(-0.8)
 
