@@ -30,6 +30,7 @@ def identify(message: Message, context: Context) -> RecordDict:
 @client.train()
 @client.train("prepare")
 @client.train("look")
+@client.train("count")
 @client.evaluate()
 @answering
 def hand_over(message: Message, context: Context) -> RecordDict:

@@ -21,8 +21,8 @@ class StationResult:
     metrics
         Numbers for the server.
     arrays
-        The requested arrays by the name of their record: ``model``, ``grams``, ``shared`` or
-        ``statistics``.
+        The requested arrays by the name of their record: ``model``, ``grams``, ``shared``,
+        ``statistics`` or ``counts``.
     failures, cuts
         Clients that were left out, and clients whose update was cut back.
     """

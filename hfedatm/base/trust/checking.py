@@ -49,7 +49,8 @@ def check(policy: Policy, settings: Settings, kind: str = "train", grams: bool =
     settings
         The run's settings.
     kind
-        What the node is to do: ``prepare``, ``train``, ``measure``, ``look`` or ``evaluate``.
+        What the node is to do: ``prepare``, ``train``, ``measure``, ``look``, ``evaluate`` or
+        ``count``.
     grams
         Whether the reply is to carry Grams.
     """
@@ -130,7 +131,9 @@ def _check_privacy(policy: Policy, s: Settings, kind: str, grams: bool) -> None:
             _refuse("validation-fraction", s.validation_fraction, "only 0", "privacy.evaluate")
         return
     if kind == "look":
-        _check_look(policy, s)
+        _check_look(policy)
+    if kind == "count":
+        _check_count(policy)
     if s.privacy_insecure_dp_seed >= 0 and not p.insecure_seed:
         seed = s.privacy_insecure_dp_seed
         _refuse("privacy.insecure-dp-seed", seed, "only -1", "privacy.insecure-seed")
@@ -162,7 +165,14 @@ def _check_privacy(policy: Policy, s: Settings, kind: str, grams: bool) -> None:
             check_sigma(policy, s.privacy_sigma)
 
 
-def _check_look(policy: Policy, s: Settings) -> None:
+def _check_count(policy: Policy) -> None:
+    """Refuse to send numbers of examples by class, which are not summed securely, either."""
+    _check_exact(policy, "station-assignment", "numbers of examples by class", "class-counts")
+    if policy.secure_sum.required:
+        _refuse("station-assignment", "suggest", "none", "secure-sum.required")
+
+
+def _check_look(policy: Policy) -> None:
     """Refuse to send statistics of a merged model, which are neither noised nor summed securely."""
     _check_exact(policy, "rule-params", "a second look at the merged model", "second-look")
     if policy.secure_sum.required:

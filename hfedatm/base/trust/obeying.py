@@ -20,6 +20,7 @@ KINDS = {
     "train.prepare": ("prepare",),
     "train.measure": ("measure",),
     "train.look": ("look",),
+    "train.count": ("count",),
     "evaluate": ("evaluate",),
     "evaluate.default": ("evaluate",),
     # Every stage of a secure sum carries the task whose replies are summed.
