@@ -1,11 +1,12 @@
-"""Stations with LeNet-5 of half, once and twice the width: one federation, four ways to merge it.
+"""Stations with networks of different width or depth: one federation, four ways to merge it.
 
-Every station has one domain; one more domain is unseen. All ways start from the same seed and train
-the same number of steps:
+Every station has one domain; one more domain is unseen. The stations have LeNet-5 of twice, once
+and half the width, or VGG-13 and twice VGG-11, or ResNet-34 and twice ResNet-18. All ways start
+from the same seed and train the same number of steps:
 
-- ``largest``: only the station with the widest network trains.
-- ``smallest``: all stations train the narrowest network, merged by HFedATM.
-- ``slices``: a narrow network is the leading part of the widest, and every entry is the mean of the
+- ``largest``: only the station with the largest network trains.
+- ``smallest``: all stations train the smallest network, merged by HFedATM.
+- ``slices``: a small network is the leading part of the largest, and every entry is the mean of the
   stations that have it (as in HeteroFL, arXiv:2010.01264, without its scaler and static norms).
 - ``transport``: this project's way (docs/method.md, stations of different width and depth).
 
@@ -35,12 +36,20 @@ from hfedatm_core.data import DataSpec, DomainData, digits4, pacs
 from hfedatm_core.models import build
 from hfedatm_core.resizing import Architecture, Fit
 from hfedatm_core.resizing.merging import Resized, fits_of, merge_resized
-from hfedatm_core.resizing.starting import split_start
+from hfedatm_core.resizing.starting import calm_start, split_start
 
-WIDTHS = (2.0, 1.0, 0.5)
-ROUNDS, EPOCHS, BATCH, LR = 6, 2, 32, 0.03
+Member = tuple[str, dict[str, Any]]
+_VGG = {"width": 0.125, "small_input": True, "batch_norm": True, "dropout": 0.0}
+_RESNET = {"width": 0.125, "small_input": True}
+FAMILIES: dict[str, tuple[Member, ...]] = {  # of the three stations, the largest first
+    "lenet5": tuple(("lenet5", {"width": width}) for width in (2.0, 1.0, 0.5)),
+    "vgg": (("vgg13", _VGG), ("vgg11", _VGG), ("vgg11", _VGG)),
+    "resnet": (("resnet34", _RESNET), ("resnet18", _RESNET), ("resnet18", _RESNET)),
+}
+SIZES = {"lenet5": (6, 600), "vgg": (4, 400), "resnet": (4, 400)}  # rounds, images of a station
+EPOCHS, BATCH, LR = 2, 32, 0.03
 APART_EPOCHS = 8
-IMAGES, TESTS = 600, 400
+TESTS = 400
 UNSEEN = {"digits4": "optdigits", "pacs": "sketch"}
 State = dict[str, Tensor]
 Entry = dict[str, object]
@@ -49,18 +58,20 @@ Part = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """Training and test images of the stations' domains, and the unseen domain."""
+    """The stations' networks, training and test images of their domains, and the unseen domain."""
 
+    family: tuple[Member, ...]
+    rounds: int
     spec: DataSpec
     train: list[Part]
     tests: list[Part]
     unseen: Part
 
 
-def load_task(name: str, seed: int, data_dir: Path) -> Task:
-    """Return the domains in an order of the seed: every domain meets every width."""
+def load_task(name: str, family: str, seed: int, data_dir: Path) -> Task:
+    """Return the domains in an order of the seed: every domain meets every network."""
     if name == "digits4":
-        data: DomainData = digits4.load(data_dir, size=28)
+        data: DomainData = digits4.load(data_dir, size=28 if family == "lenet5" else 32)
     else:
         data = pacs.load(data_dir, size=32)
     domains = [d for d in data.domains if d != UNSEEN[name]]
@@ -73,18 +84,21 @@ def load_task(name: str, seed: int, data_dir: Path) -> Task:
         mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (data.spec.mean, data.spec.std))
         return (found.inputs[some].float() / 255 - mean) / std, found.targets[some]
 
+    rounds, count = SIZES[family]
     return Task(
+        FAMILIES[family],
+        rounds,
         data.spec,
-        [images(d, TESTS, TESTS + IMAGES) for d in domains],
+        [images(d, TESTS, TESTS + count) for d in domains],
         [images(d, 0, TESTS) for d in domains],
         images(UNSEEN[name], 0, 2 * TESTS),
     )
 
 
-def network(task: Task, width: float, seed: int) -> nn.Module:
+def network(task: Task, member: Member, seed: int) -> nn.Module:
     """Return a fresh network."""
     torch.manual_seed(seed)
-    return build("lenet5", task.spec, width=width)
+    return build(member[0], task.spec, **member[1])
 
 
 def train(model: nn.Module, part: Part, epochs: int, seed: int) -> State:
@@ -119,22 +133,22 @@ def grams(model: nn.Module, part: Part, full: bool) -> dict[str, Gram]:
 class Way:
     """How a station's model follows from the global one, and how updates come back."""
 
-    widths: tuple[float, ...]
+    members: tuple[Member, ...]
     down: Callable[[int, State], State]
     up: Callable[[int, Update, State], Update]
     gather: Callable[[list[Update], State, bool], State]
     start: Callable[[State, State], State] = lambda wide, narrow: wide
 
 
-def federate(task: Task, way: Way, seed: int) -> tuple[State, float]:
-    """Run all rounds; return the last published model, and its width."""
-    width = max(way.widths)
-    narrow = network(task, min(way.widths), seed).state_dict()
-    current = way.start(network(task, width, seed).state_dict(), narrow)
+def federate(task: Task, way: Way, seed: int) -> tuple[State, Member]:
+    """Run all rounds; return the last published model, and its architecture."""
+    largest = way.members[0]
+    small = network(task, way.members[-1], seed).state_dict()
+    current = way.start(network(task, largest, seed).state_dict(), small)
     published = current
-    for number in range(ROUNDS):
+    for number in range(task.rounds):
         updates = []
-        for station, own in enumerate(way.widths):
+        for station, own in enumerate(way.members):
             model = network(task, own, seed)
             model.load_state_dict(way.down(station, current))
             state = train(model, task.train[station], EPOCHS, 1000 * seed + 10 * number + station)
@@ -143,12 +157,12 @@ def federate(task: Task, way: Way, seed: int) -> tuple[State, float]:
             updates.append(way.up(station, update, current))
         published = way.gather(updates, current, True)
         current = way.gather(updates, current, False)
-    return published, width
+    return published, largest
 
 
-def hfedatm(task: Task, width: float) -> Callable[[list[Update], State, bool], State]:
+def hfedatm(task: Task, member: Member) -> Callable[[list[Update], State, bool], State]:
     """Return the merge of HFedATM: RegMean is published, the aligned mean is sent out."""
-    graph = Architecture.of(network(task, width, 0), task.spec.example()).graph
+    graph = Architecture.of(network(task, member, 0), task.spec.example()).graph
 
     def gather(updates: list[Update], _: State, published: bool) -> State:
         merged = merge(updates, graph)
@@ -159,26 +173,39 @@ def hfedatm(task: Task, width: float) -> Callable[[list[Update], State, bool], S
 
 def ways(task: Task) -> dict[str, Way]:
     """Return the ways to compare."""
-    archs = [Architecture.of(network(task, w, 0), task.spec.example(), f"x{w:g}") for w in WIDTHS]
+    members = task.family
+    archs = [Architecture.of(network(task, m, 0), task.spec.example(), m[0]) for m in members]
     fits = [Fit(archs[0], arch, uneven=True) for arch in archs]
 
     def lifted(station: int, update: Update, previous: State) -> Update:
         fit = fits[station]
         state = fit.lift(update.state, fit.down(previous), previous)
-        return replace(update, state=state, grams=fit.up_grams(update.grams))
+        grams, absent = fit.up_grams(update.grams), frozenset(fit.absent)
+        return replace(update, state=state, grams=grams, absent=absent)
+
+    def shared(large: State, small: State) -> State:
+        narrower = any(ours > theirs for ours, theirs in fits[-1].sizes.values())
+        return calm_start(fits[-1], split_start(fits[-1], large, small) if narrower else large)
 
     def cut(station: int, state: State) -> State:
-        shapes = archs[station].shapes
-        return {n: v[tuple(slice(s) for s in shapes[n])].clone() for n, v in state.items()}
+        own, shapes = fits[station].pairs, archs[station].shapes
+        return {
+            own[n]: v[tuple(slice(size) for size in shapes[own[n]])].clone()
+            for n, v in state.items()
+            if n in own
+        }
+
+    def renamed(station: int, update: Update, _: State) -> Update:
+        return replace(update, state={n: update.state[o] for n, o in fits[station].pairs.items()})
 
     same: tuple[Any, Any] = (lambda _, state: state), (lambda _, update, __: update)
     return {
-        "largest": Way(WIDTHS[:1], *same, hfedatm(task, WIDTHS[0])),
-        "smallest": Way((WIDTHS[-1],) * 3, *same, hfedatm(task, WIDTHS[-1])),
-        "slices": Way(WIDTHS, cut, same[1], lambda updates, old, _: overlapping(updates, old)),
+        "largest": Way(members[:1], *same, hfedatm(task, members[0])),
+        "smallest": Way((members[-1],) * 3, *same, hfedatm(task, members[-1])),
+        "slices": Way(members, cut, renamed, lambda updates, old, _: overlapping(updates, old)),
         "transport": Way(
-            *(WIDTHS, lambda s, v: fits[s].down(v), lifted, hfedatm(task, WIDTHS[0])),
-            start=lambda wide, narrow: split_start(fits[-1], wide, narrow),
+            *(members, lambda s, v: fits[s].down(v), lifted, hfedatm(task, members[0])),
+            start=shared,
         ),
     }
 
@@ -189,17 +216,19 @@ def overlapping(updates: list[Update], previous: State) -> State:
     for name, old in previous.items():
         total, count = torch.zeros_like(old), torch.zeros_like(old)
         for update in updates:
-            value = update.state[name]
-            part = tuple(slice(size) for size in value.shape)
-            total[part] += value * update.num_examples
-            count[part] += update.num_examples
-        merged[name] = torch.where(count > 0, total / count.clamp(min=1), old)
+            if name in update.state:
+                value = update.state[name]
+                part = tuple(slice(size) for size in value.shape)
+                total[part] += value * update.num_examples
+                count[part] += update.num_examples
+        mean = total / count.clamp(min=1)
+        merged[name] = torch.where(count > 0, mean.to(old.dtype), old)
     return merged
 
 
 def once(task: Task, seed: int) -> Iterator[tuple[str, float, float]]:
     """Merge networks that were trained apart; yield name, accuracy on their domains, unseen."""
-    nets = [network(task, width, 100 * seed + n) for n, width in enumerate(WIDTHS)]
+    nets = [network(task, member, 100 * seed + n) for n, member in enumerate(task.family)]
     for number, model in enumerate(nets):
         train(model, task.train[number], APART_EPOCHS, 1000 * seed + number)
 
@@ -213,21 +242,25 @@ def once(task: Task, seed: int) -> Iterator[tuple[str, float, float]]:
         str(n): Update(model.state_dict(), grams(model, part, True), len(part[0]), name=str(n))
         for n, (model, part) in enumerate(zip(nets, task.train, strict=True))
     }
-    large = network(task, WIDTHS[0], seed)
-    large.load_state_dict(overlapping(list(updates.values()), nets[0].state_dict()))
-    yield "slices", *scores(large)
     archs = {
         n: Architecture.of(m, task.spec.example(), n) for n, m in zip(updates, nets, strict=True)
     }
     fits = fits_of(archs["0"], archs)
+    leading = [
+        replace(u, state={name: u.state[own] for name, own in fits[n].pairs.items()})
+        for n, u in updates.items()
+    ]
+    large = network(task, task.family[0], seed)
+    large.load_state_dict(overlapping(leading, nets[0].state_dict()))
+    yield "slices", *scores(large)
     done: Resized = merge_resized(
         updates.__getitem__, fits, lambda stream: merge_apart(stream, archs["0"].graph)
     )
     large.load_state_dict(done.merged.state)
     yield "transport", *scores(large)
-    small = network(task, WIDTHS[-1], seed)
+    small = network(task, task.family[-1], seed)
     small.load_state_dict(done.back("2"))
-    yield "transport, back in the narrowest shape", *scores(small)
+    yield "transport, back in the smallest shape", *scores(small)
 
 
 class _Ensemble(nn.Module):
@@ -240,45 +273,56 @@ class _Ensemble(nn.Module):
         return torch.stack([net(x).softmax(1) for net in self.nets]).sum(0)
 
 
-def measure(name: str, seed: int, data_dir: Path) -> list[Entry]:
+def measure(name: str, family: str, seed: int, data_dir: Path) -> list[Entry]:
     """Return one entry per table and way."""
     found: list[Entry] = []
-    task = load_task(name, seed, data_dir)
+    task = load_task(name, family, seed, data_dir)
+
+    def note(table: str, way: str, seen: float, unseen: float) -> None:
+        print(f"{family:7} {name:8} {table:10} {way:38} seed {seed}  {seen:5.1f}  {unseen:5.1f}")
+        entry: Entry = {"family": family, "data": name, "table": table, "way": way, "seed": seed}
+        found.append({**entry, "seen": round(seen, 2), "unseen": round(unseen, 2)})
+
     for label, way in ways(task).items():
-        state, width = federate(task, way, seed)
-        (model := network(task, width, seed)).load_state_dict(state)
+        state, member = federate(task, way, seed)
+        (model := network(task, member, seed)).load_state_dict(state)
         seen = statistics.mean(accuracy(model, test) for test in task.tests)
-        found.append(_entry(name, "federation", label, seed, seen, accuracy(model, task.unseen)))
-    return found + [_entry(name, "once", label, seed, *both) for label, *both in once(task, seed)]
-
-
-def _entry(data: str, table: str, way: str, seed: int, seen: float, unseen: float) -> Entry:
-    entry = {"data": data, "table": table, "way": way, "seed": seed}
-    print(f"{data:8} {table:10} {way:40} seed {seed}  {seen:5.1f}  {unseen:5.1f}", flush=True)
-    return {**entry, "seen": round(seen, 2), "unseen": round(unseen, 2)}
+        note("federation", label, seen, accuracy(model, task.unseen))
+    for label, *both in once(task, seed):
+        note("once", label, *both)
+    return found
 
 
 def show(entries: list[Entry]) -> None:
-    """Print the mean and the standard error over the seeds, as a table in Markdown."""
-    for table in ("federation", "once"):
-        print(f"\n| {table} | data | stations' domains | unseen domain |\n|---|---|---:|---:|")
-        rows = dict.fromkeys((e["way"], e["data"]) for e in entries if e["table"] == table)
-        for way, data in rows:
-            some = [e for e in entries if (e["table"], e["way"], e["data"]) == (table, way, data)]
+    """Print the mean and the standard error over the seeds, as tables in Markdown."""
+    for table, family in itertools.product(("federation", "once"), FAMILIES):
+        some = [e for e in entries if (e["table"], e["family"]) == (table, family)]
+        data = dict.fromkeys(str(e["data"]) for e in some)
+        if not some:
+            continue
+        heads = "".join(f" {d}: stations' domains | {d}: unseen |" for d in data)
+        print(f"\n| {family}, {table} |{heads}\n|---|{'---:|' * 2 * len(data)}")
+        for way in dict.fromkeys(str(e["way"]) for e in some):
             cells = []
-            for key in ("seen", "unseen"):
-                values = [float(str(e[key])) for e in some]
-                spread = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
-                error = "one seed" if spread is None else f"± {spread:.1f}"
-                cells.append(f"{statistics.mean(values):.1f} ({error})")
-            print(f"| {way} | {data} | {' | '.join(cells)} |")
+            for name, key in itertools.product(data, ("seen", "unseen")):
+                own = [e for e in some if (e["way"], e["data"]) == (way, name)]
+                cells.append(_cell([float(str(e[key])) for e in own]))
+            print(f"| {way} | {' | '.join(cells)} |")
+
+
+def _cell(values: list[float]) -> str:
+    if len(values) < 2:
+        return "".join(f"{value:.1f} (one seed)" for value in values) or "-"
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.mean(values):.1f} ± {error:.1f}"
 
 
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--family", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
     parser.add_argument("--data", nargs="+", default=list(UNSEEN), choices=list(UNSEEN))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--json", type=Path, help="keeps what is measured; only the rest is run")
     given = parser.parse_args()
@@ -287,9 +331,9 @@ def main() -> None:
     entries: list[Entry] = []
     if given.json and given.json.is_file():
         entries = [json.loads(line) for line in given.json.read_text().splitlines()]
-    for name, seed in itertools.product(given.data, given.seeds):
-        if not any((e["data"], e["seed"]) == (name, seed) for e in entries):
-            entries += measure(name, seed, given.data_dir)
+    for seed, family, name in itertools.product(given.seeds, given.family, given.data):
+        if not any((e["family"], e["data"], e["seed"]) == (family, name, seed) for e in entries):
+            entries += measure(name, family, seed, given.data_dir)
             if given.json:
                 given.json.write_text("".join(json.dumps(e) + "\n" for e in entries))
     show(entries)

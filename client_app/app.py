@@ -91,6 +91,15 @@ def look(message: Message, context: Context) -> RecordDict:
     return RecordDict({"statistics": state_to_record(moments), "metrics": metrics})
 
 
+@app.train("count")
+@answering
+def count(message: Message, context: Context) -> RecordDict:
+    """Send this client's numbers of examples by class."""
+    from client_app import counting
+
+    return counting.count(message.content, context)
+
+
 @app.train("prepare")
 @answering
 def prepare(message: Message, context: Context) -> RecordDict:

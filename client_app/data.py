@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from hfedatm.base.building import BadData, find_dataset, load_data, target_domain
+from hfedatm.base.counting import require_countable
 from hfedatm.base.errors import UserError
-from hfedatm.base.learning import build_task, find_task
+from hfedatm.base.learning import build_task
 from hfedatm.base.seeding import derive
 from hfedatm.base.settings import Settings
 from hfedatm.base.trust.policy import Policy, PolicyRefusal
@@ -45,6 +46,8 @@ def shares_of(settings: Settings, data_dir: str | None = None) -> list[dict[str,
     except ValueError as error:
         raise UserError(f"stations x clients-per-station: {error}") from None
     mode, counts = settings.station_assignment, None
+    if mode == "suggest":  # clients stay where they are
+        mode = "domain"
     if mode == "eara":
         counts = torch.stack([class_counts(settings, data, share) for share in shares])
     order = station_order(shares, settings.stations, mode, counts)
@@ -53,11 +56,7 @@ def shares_of(settings: Settings, data_dir: str | None = None) -> list[dict[str,
 
 def class_counts(settings: Settings, data: DomainData, share: Mapping[str, torch.Tensor]) -> Any:
     """Return how many examples of each class a client holds."""
-    if not find_task(settings.task).has_classes:
-        raise UserError(
-            f"station-assignment: eara evens out classes, and task = {settings.task!r} has none: "
-            "set station-assignment=mixed"
-        )
+    require_countable(settings)
     held = [data.domains[name].targets[index] for name, index in share.items()]
     return torch.cat(held).bincount(minlength=data.spec.num_classes)
 
@@ -91,8 +90,8 @@ def client_data(settings: Settings, client: int, node_config: Mapping[str, Any])
     elif settings.station_assignment == "eara" and _owns_folder(node_config, policy):
         raise UserError(
             "station-assignment: eara divides a data set over clients, but this node has data of "
-            "its own and belongs to the station that it is connected to. 'hfedatm assign' suggests "
-            "stations from class counts; then set station-assignment=domain"
+            "its own and belongs to the station that it is connected to. 'hfedatm assign --ask' "
+            "asks for class counts and suggests stations; then set station-assignment=domain"
         )
     try:
         spec, own = _own_domains(settings, client, folder, node_config, policy)

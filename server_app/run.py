@@ -41,6 +41,7 @@ from server_app.refining import exchanges
 from server_app.second_look import norms_to_measure
 from server_app.shapes import StationShapes
 from server_app.strategy import HFedATMStrategy
+from server_app.suggesting import suggest
 
 log = logging.getLogger("hfedatm")
 
@@ -48,6 +49,8 @@ log = logging.getLogger("hfedatm")
 def run_rounds(folder: RunFolder, stations: Grid) -> dict[str, Any]:
     """Run all remaining rounds over a Grid of stations; return the summary."""
     settings = folder.settings
+    if settings.station_assignment == "suggest":
+        return suggest(folder, stations)
     data = load_data(settings)
     method = build_method(settings, data.spec)
     model = build_model(settings, data.spec, method)

@@ -31,6 +31,7 @@ def identify(message: Message, context: Context) -> RecordDict:
 @client.train("prepare")
 @client.train("refine")
 @client.train("look")
+@client.train("count")
 @client.evaluate()
 @answering
 def hand_over(message: Message, context: Context) -> RecordDict:

@@ -54,6 +54,7 @@ from hfedatm_core.tensors import State
 from hfedatm_core.tiers import no_products
 from station_app.inner_hearing import InnerHearing
 from station_app.inner_maps import InnerMaps
+from station_app.inner_rule import RulePart
 from station_app.result import StationResult
 
 
@@ -75,6 +76,7 @@ class InnerStation(InnerHearing):
         standing = {node: float(value) for node, value in earlier.items()}
         each = station_rounds_below(self.settings, self.level + 1)
         rounds = rounds_at(self.settings, self.level)
+        part = RulePart(self.rule, self.task, self._name, self.content, at)
         for number in range(rounds):
             last = number == rounds - 1
             wanted = layers if last else {}
@@ -82,6 +84,7 @@ class InnerStation(InnerHearing):
             if arrays is reference:  # most rounds: the model itself is what channels are aligned to
                 del records["reference"]
             task = self.task.but(station_round=done + number * each)
+            records |= part.records(task.station_round)
             messages = self._messages("train", Sending(arrays), task, records, maps.to)
             start = record_to_state(arrays)
             admission = self._hold(self._ask(messages), start, wanted, standing)
@@ -93,11 +96,13 @@ class InnerStation(InnerHearing):
             self._close(admission)
             weights = {n: v for n, v in combined.update.state.items() if n in start}
             arrays = state_to_record(weights)
+            part.after(task.station_round, weights, self._means())
         if standing:
             values = {node: torch.tensor(value) for node, value in standing.items()}
             memory.save(at, values)
         maps.keep(combined, graph, sent)
-        return self._trained(combined, layers)
+        part.keep()
+        return self._trained(combined, layers, part.metrics())
 
     def _graph(self, model: State) -> ChannelGraph:
         record = find_record(self.content, "graph", ConfigRecord)
@@ -135,25 +140,31 @@ class InnerStation(InnerHearing):
             yield update
             del update
 
-    def _trained(self, combined: Combined, layers: Mapping[str, int]) -> StationResult:
+    def _means(self) -> dict[str, float]:
+        """Return the means by examples of what the stations must report."""
+        stations = list(self.seen.values())
+        weights = sum(one["weight"] for one in stations)
+        return {
+            name: sum(one[name] * one["weight"] for one in stations) / weights
+            for name in ("loss", *self.rule.reports, *self.rule.station_reports)
+        }
+
+    def _trained(
+        self, combined: Combined, layers: Mapping[str, int], of_rule: Mapping[str, float]
+    ) -> StationResult:
         """Return the combined update, with the means and sums of its stations' numbers."""
         update, stations = combined.update, list(self.seen.values())
-        weights = sum(one["weight"] for one in stations)
-        of_rule = (*self.rule.reports, *self.rule.station_reports)
-        own = OwnMeans((*of_rule, "weight"))
+        own = OwnMeans((*self.rule.reports, *self.rule.station_reports, "weight"))
         for one in stations:
             own.add(one, one["weight"])
-        found = {
-            name: sum(one[name] * one["weight"] for one in stations) / weights
-            for name in ("loss", *of_rule)
-        }
         counted = {f"{ANSWERED}{self.level + 1}": float(len(stations))}
         for name in BY_STATIONS:
             if name.startswith(ANSWERED) and any(name in one for one in stations):
                 counted[name] = sum(one.get(name, 0.0) for one in stations)
         metrics = {
             **own.result(),
-            **found,
+            **self._means(),
+            **of_rule,
             **self.sums,
             **counted,
             MOVED: update.moved,

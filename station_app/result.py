@@ -22,7 +22,7 @@ class StationResult:
         Numbers for the server.
     arrays
         The requested arrays by the name of their record: ``model``, ``grams``, ``shared``,
-        ``answers`` or ``statistics``.
+        ``answers``, ``statistics`` or ``counts``.
     failures, cuts
         Clients that were left out, and clients whose update was cut back.
     """

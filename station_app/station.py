@@ -36,6 +36,7 @@ from hfedatm.base.records import (
 from hfedatm.base.tiers import is_inner
 from hfedatm.base.wire import Expected
 from hfedatm_core.tensors import State
+from station_app.counting import count
 from station_app.inner import run_inner
 from station_app.result import StationResult
 from station_app.secure import gather_securely
@@ -46,7 +47,9 @@ def run_station(grid: Grid, content: RecordDict) -> RecordDict:
     """Do the task of the level above with this station's children."""
     task = Task.from_record(content["task"])
     started = time.perf_counter()
-    if is_inner(task.settings, task.level):
+    if task.kind == "count":
+        result = count(grid, content, task)
+    elif is_inner(task.settings, task.level):
         result = run_inner(grid, content, task)
     else:
         result = _JOBS[task.kind](grid, content, task)

@@ -30,7 +30,7 @@ from hfedatm_core.grams.encoding import WireType
 from hfedatm_core.grams.gram import Gram
 from hfedatm_core.tensors import State
 
-Kind = Literal["prepare", "train", "measure", "refine", "look", "evaluate"]
+Kind = Literal["prepare", "train", "measure", "refine", "look", "evaluate", "count"]
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 
 MOST_FAILURES = 64

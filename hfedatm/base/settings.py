@@ -56,10 +56,10 @@ class Settings(Checked):
         alias="lambda",
         description="heterogeneity: 0 gives each client its own domains, 1 mixes all evenly",
     )
-    station_assignment: Literal["domain", "mixed", "eara"] = Field(
+    station_assignment: Literal["domain", "mixed", "eara", "suggest"] = Field(
         "domain",
         description="a station gets clients of neighbouring domains, of all domains, or such that "
-        "its classes are even (eara)",
+        "its classes are even (eara); suggest trains nothing, asks clients for class counts",
     )
     validation_fraction: float = Field(
         0.1, ge=0, lt=1, description="share of each client's examples kept for validation"

@@ -13,42 +13,67 @@ from rich.console import Console
 from rich.table import Table
 
 from hfedatm.base.errors import UserError
-from hfedatm.cli.arguments import AsJson
+from hfedatm.cli.arguments import STATE, AsJson, DeploymentFolder
+from hfedatm.cli.deploy import submit
 
 MOST_LINES = 100_000
 MOST_COUNT = 1e12
 
 
 def assign(
-    counts: Annotated[
-        Path,
+    given: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="CSV file: a line per client with its name and its examples of each class.",
-            exists=True,
-            dir_okay=False,
+            metavar="COUNTS.CSV | KEY=VALUE...",
+            help="CSV file: a line per client with its name and its examples of each class; with "
+            "--ask, settings of the question, such as the data set.",
         ),
-    ],
-    stations: Annotated[int, typer.Option(min=1, help="Number of stations.")],
+    ] = None,
+    ask: Annotated[
+        bool, typer.Option("--ask", help="Ask the clients of a deployment for their counts.")
+    ] = False,
+    stations: Annotated[
+        int, typer.Option(min=0, help="Number of stations; --ask knows it from the deployment.")
+    ] = 0,
     capacity: Annotated[
         str, typer.Option(help="Most clients of each station: one number, or one per station.")
     ] = "",
     as_json: AsJson = False,
+    folder: DeploymentFolder = STATE,
 ) -> None:
     """Suggest a station for every client, so that each station has all classes alike (EARA).
 
-    Nodes with data of their own belong to the station they connect to, and no run moves them. Ask
-    their owners for their class counts, and plan the deployment by them. The first line of the file
+    Nodes with data of their own belong to the station they connect to, and no run moves them: plan
+    the deployment by their class counts. With --ask a run asks the clients of a deployment, whose
+    owners must allow it (privacy.class-counts); it trains nothing, prints the suggestion, and
+    writes class-counts.csv into its results folder. Otherwise give such a file; its first line
     names the columns.
 
     For example:
 
+      hfedatm assign --ask dataset=mylab.data:load
+
       hfedatm assign counts.csv --stations 3 --capacity 5
     """
+    if ask:
+        if stations or capacity or as_json:
+            raise UserError(
+                "--stations, --capacity and --json are for a file: pass the class-counts.csv that "
+                "--ask writes"
+            )
+        submit([*(given or []), "station-assignment=suggest"], None, folder)
+        return
+    if len(given or []) != 1 or not stations:
+        raise UserError("give one file of class counts and --stations, or --ask a deployment")
+    _assign_by(Path((given or [])[0]), stations, capacity, as_json)
+
+
+def _assign_by(path: Path, stations: int, capacity: str, as_json: bool) -> None:
     import numpy as np
 
     from hfedatm_core.data import eara
 
-    names, classes, table = read_counts(counts)
+    names, classes, table = read_counts(path)
     limits = _capacities(capacity, stations, len(names))
     try:
         chosen = eara.assign(table, limits)

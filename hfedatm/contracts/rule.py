@@ -44,13 +44,17 @@ class Situation:
 
 
 class StationRule:
-    """A rule's part at a station; this base class computes only the example-weighted mean."""
+    """A rule's part at a station; this base class computes only the example-weighted mean.
+
+    In a tree of more levels `Rule.at_inner_station` returns the part at a station whose children
+    are stations. There ``broadcast`` and `shared` are what a parent gives its stations.
+    """
 
     def begin(self, task: Task, received: State, broadcast: State, memory: State) -> None:
         """Set up a global round: received model, the rule's arrays, tensors from `remember`."""
 
     def shared(self, station_round: int) -> State:
-        """Return arrays the clients get along with the model of this station round."""
+        """Return arrays that the children get along with the model of this station round."""
         return {}
 
     def gather(self, messages: Sequence[Message], send: Send, hear: Hear) -> Iterable[Message]:
@@ -65,7 +69,7 @@ class StationRule:
         return metrics["num-examples"]
 
     def after(self, station_round: int, model: State, metrics: Mapping[str, float]) -> None:
-        """Observe the station model of a finished station round and its clients' mean metrics."""
+        """Observe the station model of a finished station round and its children's mean metrics."""
 
     def metrics(self) -> dict[str, float]:
         """Return numbers for the server."""
@@ -124,11 +128,14 @@ class Rule(ABC):
         weights, _ = split_products(combined.update.state)
         return replace(combined, update=replace(combined.update, state=weights))
 
+    any_depth: ClassVar[bool] = False
+    """Whether the rule's part at stations and clients also holds below stations of stations."""
+
     def check_tiers(self, settings: Settings) -> None:
         """Raise `UserError` if this rule cannot work with stations whose children are stations."""
         mine, base = type(self), Rule
         own = mine.at_station is not base.at_station or mine.on_client is not base.on_client
-        if own and mine.combine is base.combine:
+        if own and not mine.any_depth:
             raise UserError(
                 f"server-rule: {settings.server_rule} has a part at each station or client that is "
                 f"defined for server, stations and clients, and tiers={settings.tiers} has more "
@@ -174,8 +181,12 @@ class Rule(ABC):
         return method
 
     def at_station(self) -> StationRule:
-        """Return the rule's part at a station."""
+        """Return the rule's part at a station with clients."""
         return StationRule()
+
+    def at_inner_station(self) -> StationRule | None:
+        """Return the rule's part at a station of stations; None passes the server's arrays on."""
+        return None
 
     def shared(self) -> State:
         """Return arrays every station gets with the model."""

@@ -22,6 +22,7 @@ from hfedatm.base.building import (
     try_model,
     whole_model,
 )
+from hfedatm.base.counting import require_askable
 from hfedatm.base.errors import explain
 from hfedatm.base.resolving import resolve
 from hfedatm.base.results import RunFolder
@@ -103,8 +104,12 @@ def check(settings: Settings) -> list[str]:
     Return warnings about errors that some of the clients will have.
     """
     pick_device(settings)
+    if settings.station_assignment == "suggest":
+        require_askable(settings)
     data = load_data(settings)
     target_domain(settings, data)
+    if settings.station_assignment == "suggest":  # nothing is trained
+        return []
     warnings = _without_schedule(settings) if settings.train_fn else []
     method, rule = build_method(settings, data.spec), build_rule(settings)
     model = build_model(settings, data.spec, method)

@@ -9,7 +9,7 @@ group makes
     hops = min(floor(T / t), 1 + ahead)
 
 hops, so that all groups end together. The station then averages the last models of all clients by
-examples, and the server averages the stations.
+examples, and the server averages the stations, through however many levels of them.
 
 The publication has one server, whose clients send models to each other. Left open, or different
 here:
@@ -175,6 +175,8 @@ class PassedOn(Wrapper):
 @dataclass
 class FedHiSyn(Rule):
     """The example-weighted mean of models that went around rings of equally fast clients."""
+
+    any_depth: ClassVar[bool] = True
 
     groups: int = option(2, "groups of clients by speed, in each station", ge=1, le=100)
     ahead: int = option(3, "most hops that a group may be ahead of another", ge=0, le=100)

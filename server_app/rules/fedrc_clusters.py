@@ -162,6 +162,8 @@ class Clustered(Wrapper):
 class FedRCClusters(Rule):
     """The example-weighted mean of every cluster model."""
 
+    any_depth: ClassVar[bool] = True
+
     clusters: int = option(2, "number of models, each for the clients of one concept", ge=1, le=16)
 
     def check(self, settings: Settings) -> None:

@@ -9,12 +9,12 @@ Bhattacharyya distance between its Gaussian and its parent's,
     D = (mu1 - mu2)^2 / (4 (s1^2 + s2^2)) + ln((s1^2 + s2^2) / (2 s1 s2)) / 2 .
 
 The paper does not say how the distance becomes a weight; here it is ``softmax(-D)`` over the
-children of one parent, at both tiers. The input values are those the network gets: normalised
+children of one parent, at every tier. The input values are those the network gets: normalised
 pixels, or the numbers of the tokens that are not padding.
 
 The clients share their first two moments before each global round. A station averages them by
-examples, which gives exactly the moments of their data together. The server keeps all station
-models in memory until it knows every station's summary.
+examples, which gives exactly the moments of their data together. The server, and in a deeper tree a
+station of stations, keeps its stations' models in memory until it knows every station's summary.
 
 Kou et al., "FedRC: A Rapid-Converged Hierarchical Federated Learning Framework in Street Scene
 Semantic Understanding", arXiv:2407.01103.
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from hfedatm.base.errors import UserError
 from hfedatm.base.settings import Settings
 from hfedatm.contracts import Method, Rule, Situation, State, StationRule, Wrapper
-from hfedatm_core import MeanAccumulator, Merged, Update
+from hfedatm_core import Combined, MeanAccumulator, Merged, Update
 from hfedatm_core.data import Batch, Inputs
 from hfedatm_core.merge_report import MergeReport
 
@@ -126,8 +126,9 @@ class WeighingStation(StationRule):
 
 @dataclass
 class FedRC(Rule):
-    """Closeness-weighted means at both tiers."""
+    """Closeness-weighted means at every tier."""
 
+    any_depth: ClassVar[bool] = True
     reports: ClassVar[tuple[str, ...]] = ("input-mean", "input-square")
 
     def check(self, settings: Settings) -> None:
@@ -160,15 +161,26 @@ class FedRC(Rule):
     def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
         """Average the stations by the closeness of their data to all data."""
         stations = list(updates)
-        moments = [(u.metrics["input-mean"], u.metrics["input-square"]) for u in stations]
-        counts = [u.num_examples for u in stations]
-        everything = _pooled(moments, counts)
-        mean = MeanAccumulator()
-        for update, own in zip(stations, moments, strict=True):
-            weight = math.exp(-bhattacharyya(own, everything)) * update.share
-            mean.add(update.state, weight, update.name)
         report = MergeReport("", {u.name: {} for u in stations}, {})
-        return Merged(mean.result(), report, {})
+        return Merged(_weighed(stations), report, {})
+
+    def combine(self, updates: Iterable[Update], situation: Situation) -> Combined:
+        """Average the stations of a station by the closeness of their data to its own."""
+        stations = list(updates)
+        examples = round(sum(u.num_examples * u.share for u in stations))
+        clients = round(sum(u.num_clients * u.share for u in stations))
+        state = _weighed(stations)
+        return Combined(Update(state, {}, max(1, examples), num_clients=max(1, clients)))
+
+
+def _weighed(stations: list[Update]) -> State:
+    moments = [(u.metrics["input-mean"], u.metrics["input-square"]) for u in stations]
+    everything = _pooled(moments, [u.num_examples for u in stations])
+    mean = MeanAccumulator()
+    for update, own in zip(stations, moments, strict=True):
+        weight = math.exp(-bhattacharyya(own, everything)) * update.share
+        mean.add(update.state, weight, update.name)
+    return mean.result()
 
 
 def _pooled(moments: list[Moments], counts: list[int]) -> Moments:

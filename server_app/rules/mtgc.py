@@ -1,4 +1,4 @@
-"""MTGC (Fang et al., 2024): gradient corrections at both tiers of the tree.
+"""MTGC (Fang et al., 2024): gradient corrections at every tier of the tree.
 
 A client's step follows ``g + z_i + y_e`` instead of its gradient ``g``:
 
@@ -10,11 +10,18 @@ with the client's model ``x_i``, the station's ``x_e`` and the global ``x``, ``H
 receives next; a station computes its ``y_e`` likewise from the global model. The only extra
 model-sized array that travels is ``y_e``, from a station to its clients.
 
+In a tree of more levels every station has a correction, and a client's step follows the sum of
+``z_i`` and of the corrections on its way to the server. A correction compares a node with its
+parent: it takes a step after every round of the parent, divided by the distance that the parent's
+children went in that round, and is zero again when the parent starts from a new model. The server
+never does, so only the corrections of its own children are kept. Every station passes the sum of
+the corrections above on, with its own.
+
 The formulas leave three things open:
 
 - *Weights.* Means here are weighted by the number of examples ``n``, so the corrections cancel in
-  the same weights: ``sum_i n_i z_i = 0`` in a station and ``sum_e n_e y_e = 0`` over the stations,
-  when all take part. With equal shares these are the plain sums.
+  the same weights: ``sum_i n_i z_i = 0`` in a station and ``sum_e n_e y_e = 0`` over the children
+  of one parent, when all take part. With equal shares these are the plain sums.
 - *Steps.* Clients with different numbers of batches take different numbers of steps. The
   corrections cancel only if all clients divide by one common number: the weighted mean, which
   travels with the model.
@@ -62,11 +69,11 @@ class Corrected(Wrapper):
         self._model, self._steps, self._moment = model, 0, sent["moment"]
         received = snapshot(model)
         self._z = {name: torch.zeros_like(p) for name, p in received.items()}
-        global_round, station_round = self._moment.tolist()
-        last = tuple(kept["moment"].tolist()) if kept else (0, 0)
-        if last[0] == global_round:
+        *job, station_round = self._moment.tolist()
+        *last_job, last_round = kept["moment"].tolist() if kept else (0, 0, 0)
+        if last_job == job:
             self._z = {name: kept[f"z.{name}"].to(p.device) for name, p in received.items()}
-        if last == (global_round, station_round - 1):
+        if (last_job, last_round) == (job, station_round - 1):
             for name, p in received.items():
                 step = (kept[f"x.{name}"].to(p.device) - p) / sent["distance"].item()
                 self._z[name] = self._z[name] + step
@@ -95,26 +102,61 @@ class Corrected(Wrapper):
         return {**super().metrics(), "steps": self._steps}
 
 
-class CorrectingStation(StationRule):
-    """A station that keeps ``y`` and sends it to its clients."""
+class Correcting(StationRule):
+    """What stations of all levels do: keep ``y``, and pass the sum of all corrections on.
+
+    A parent gives its children ``since``, the moment when it started from the model that it has
+    been training since; ``moment`` and ``path``, the last round of the children and how far they
+    went in it; and ``y.*``, the sum of the corrections above them.
+    """
 
     def begin(self, task: Task, received: State, broadcast: State, memory: State) -> None:
-        """Bring ``y`` up to date with the global model that has just arrived."""
-        self._task, self._distance, self._path = task, 0.0, 0.0
-        self._y = {n.removeprefix("y."): y for n, y in memory.items() if n.startswith("y.")}
-        took_part = memory and int(memory["round"]) == task.round - 1
-        if took_part and broadcast and int(broadcast["round"]) == task.round - 1:
-            for name, x in received.items():
-                if x.is_floating_point():
-                    step = (memory[f"x.{name}"] - x) / broadcast["path"].item()
-                    self._y[name] = self._y[name] + step if name in self._y else step
+        """Bring ``y`` up to date with the parent's model that has just arrived."""
+        self._task, self._path = task, 0.0
+        self._job = torch.tensor([task.round, task.station_round])
+        self._since = broadcast["since"] if broadcast else torch.zeros(2, dtype=torch.int64)
+        self._above = {n: y for n, y in broadcast.items() if n.startswith("y.")}
+        self._y: State = {}
+        if memory and torch.equal(memory["since"], self._since):
+            self._y = {n: y for n, y in memory.items() if n.startswith("y.")}
+            if "moment" in broadcast and torch.equal(memory["moment"], broadcast["moment"]):
+                for name, x in received.items():
+                    if x.is_floating_point():
+                        step = (memory[f"x.{name}"] - x) / broadcast["path"].item()
+                        before = self._y.get(f"y.{name}")
+                        self._y[f"y.{name}"] = step if before is None else before + step
+
+    def corrections(self) -> State:
+        """Return the sum of this station's correction and of those above it."""
+        own, above = self._y, self._above
+        return {n: own[n] + above[n] if n in above else own[n] for n in own} | {
+            n: y for n, y in above.items() if n not in own
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """Report the distance of the whole job."""
+        return {"path": self._path}
+
+    def remember(self) -> State:
+        """Keep ``y`` and the station model, from which the next ``y`` is made."""
+        kept = {f"x.{n}": x for n, x in self._model.items() if x.is_floating_point()}
+        return {**kept, **self._y, "since": self._since, "moment": self._job}
+
+
+class CorrectingStation(Correcting):
+    """A station with clients."""
+
+    def begin(self, task: Task, received: State, broadcast: State, memory: State) -> None:
+        """Start without a distance: nobody has trained yet."""
+        super().begin(task, received, broadcast, memory)
+        self._distance = 0.0
 
     def shared(self, station_round: int) -> State:
-        """Send ``y``, and the distance by which ``z`` is divided."""
+        """Send the corrections, and the distance by which ``z`` is divided."""
         arrays = {
-            "moment": torch.tensor([self._task.round, station_round]),
+            "moment": torch.tensor([*self._job.tolist(), station_round]),
             "distance": torch.tensor(self._distance, dtype=torch.float64),
-            **{f"y.{name}": y for name, y in self._y.items()},
+            **self.corrections(),
         }
         return {PREFIX + name: array for name, array in arrays.items()}
 
@@ -126,15 +168,28 @@ class CorrectingStation(StationRule):
         self._path += self._distance
         self._model = model
 
-    def metrics(self) -> dict[str, float]:
-        """Report the distance of the whole global round."""
-        return {"path": self._path}
 
-    def remember(self) -> State:
-        """Keep ``y`` and the station model, from which the next ``y`` is made."""
-        kept = {f"x.{n}": x for n, x in self._model.items() if x.is_floating_point()}
-        kept |= {f"y.{n}": y for n, y in self._y.items()}
-        return {**kept, "round": torch.tensor(self._task.round)}
+class CorrectingInnerStation(Correcting):
+    """A station of stations."""
+
+    def begin(self, task: Task, received: State, broadcast: State, memory: State) -> None:
+        """Start without a round of the children."""
+        super().begin(task, received, broadcast, memory)
+        self._last: State = {}
+
+    def shared(self, station_round: int) -> State:
+        """Send the corrections, and the mean path by which the children divide."""
+        return {**self.corrections(), "since": self._job, **self._last}
+
+    def after(self, station_round: int, model: State, metrics: Mapping[str, float]) -> None:
+        """Note how far the children went on average."""
+        self._path += metrics["path"]
+        self._last = _round_of((self._task.round, station_round), metrics["path"])
+        self._model = model
+
+
+def _round_of(moment: tuple[int, int], path: float) -> State:
+    return {"moment": torch.tensor(moment), "path": torch.tensor(path, dtype=torch.float64)}
 
 
 @dataclass
@@ -143,6 +198,7 @@ class MTGC(Rule):
 
     reports: ClassVar[tuple[str, ...]] = ("steps",)
     station_reports: ClassVar[tuple[str, ...]] = ("path",)
+    any_depth: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Start without a mean path: nothing has been merged yet."""
@@ -174,6 +230,10 @@ class MTGC(Rule):
         """Keep ``y`` at the station."""
         return CorrectingStation()
 
+    def at_inner_station(self) -> StationRule:
+        """Keep ``y`` at the station, and tell its stations their mean path."""
+        return CorrectingInnerStation()
+
     def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
         """Average, and note the mean path by which the stations divide."""
         weighed: list[tuple[int, float]] = []
@@ -186,10 +246,8 @@ class MTGC(Rule):
 
         merged = merge(noted(), fot=False, regmean=False)
         path = sum(n * path for n, path in weighed) / sum(n for n, _ in weighed)
-        self._memory = {
-            "path": torch.tensor(path, dtype=torch.float64),
-            "round": torch.tensor(situation.round),
-        }
+        since = torch.zeros(2, dtype=torch.int64)
+        self._memory = {"since": since, **_round_of((situation.round, 0), path)}
         return merged
 
     def shared(self) -> State:

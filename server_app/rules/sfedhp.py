@@ -24,6 +24,9 @@ Left open, or different here:
 - *What is sparse.* The weights of layers; biases and normalisations are not pulled to zero.
 - *Starts.* A station's model starts every global round from the global one. A personal model goes
   on from the client's last round, and in its first round from the received model.
+- *More tiers.* The ``phi_i`` are the models of the stations with clients. A station of stations has
+  no term of its own: it passes up their mean by examples, and so ``w`` takes the step that it takes
+  if all these stations are the server's.
 - *BatchNorm.* Running statistics are averaged as in other rules; only parameters are personal.
 - *Bytes.* Models are sent whole. ``near-zero`` reports the share of personal weights below
   1e-3, which a sparse format could leave out.
@@ -49,6 +52,7 @@ from torch import Tensor, nn
 from hfedatm.base.errors import UserError
 from hfedatm.base.schedule import learning_rate
 from hfedatm.base.settings import Settings
+from hfedatm.base.tiers import local_rounds
 from hfedatm.contracts import (
     Batch,
     Inputs,
@@ -148,6 +152,8 @@ class Personal(Wrapper):
 class SFedHP(Rule):
     """Sparse personal models around station models around a global model."""
 
+    any_depth: ClassVar[bool] = True
+
     lam: float = option(1.0, "pull between a personal model and the station's", gt=0, le=1e6)
     inner: int = option(1, "steps of the personal model per step of the station's", ge=1, le=10_000)
     rate: float = option(
@@ -176,7 +182,7 @@ class SFedHP(Rule):
         """Take one step from the global model to the mean of the stations' models."""
         merged = merge(updates, fot=False, regmean=False)
         settings = situation.settings
-        lr = learning_rate(settings, situation.round, settings.station_rounds)
+        lr = learning_rate(settings, situation.round, local_rounds(settings))
         for name, old in situation.previous.items():
             new = merged.state[name]
             if new.is_floating_point():

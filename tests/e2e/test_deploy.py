@@ -55,6 +55,42 @@ def test_secure_aggregation_gives_the_same_model(deployment, tmp_path):
     assert (only["clients"]["answered"], only["failures"]) == (4, [])
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"station-models": "0=lenet5(width=0.5)", "station-assignment": "mixed"},
+        {"rule-params": "buffer=1,station_seconds=1:2.5", "rounds": 4, "station-rounds": 1},
+    ],
+    ids=["station-models", "buffer"],
+)
+def test_stations_of_their_own_shape_or_pace_give_the_model_of_one_process(
+    deployment, tmp_path, request, given
+):
+    name = request.node.callspec.id
+    rounds = deployment.submit(name, **SMALL | given).wait()
+    assert all(r["failures"] == [] for r in rounds)
+    here = model_here(tmp_path, SMALL | given)
+    assert_close(load_file(deployment.output / name / "last.safetensors"), here)
+    if name == "buffer":  # under the virtual clock the slow station is merged once, two rounds late
+        merged = [{s["name"]: s["late"] for s in r["per_station"]} for r in rounds]
+        assert merged == [{"station 0": 0}, {"station 0": 0}, {"station 1": 2}, {"station 0": 1}]
+
+
+def test_in_real_time_a_merge_does_not_wait_for_all(deployment):
+    given = SMALL | {"rule-params": "buffer=1", "rounds": 4, "station-rounds": 1}
+    rounds = deployment.submit("real-time", **given).wait()
+    assert [r["stations"] for r in rounds] == [{"asked": 1, "answered": 1}] * 4
+    assert all(r["failures"] == [] and not r.get("kept") for r in rounds)
+
+
+def test_class_counts_do_not_leave_a_node_whose_owner_says_nothing(deployment):
+    place = ("--folder", str(deployment.folder), f"output={deployment.output}")
+    done = deployment.hfedatm("assign", "--ask", "device=cpu", *place)
+    assert done.returncode == 1
+    assert "no client has told its class counts" in done.stdout, done.stdout
+    assert "privacy.class-counts" in done.stdout
+
+
 def test_two_runs_at_once_end_as_if_each_were_alone(deployment, tmp_path):
     given = [SMALL | {"rounds": 1, "seed": seed} for seed in (1, 2)]
     names = ["at-once-1", "at-once-2"]

@@ -5,6 +5,10 @@ import torch
 from deployment import Deployment
 from safetensors.torch import load_file
 
+from client_app.data import class_counts, shares_of
+from hfedatm.base.building import load_data
+from hfedatm.base.resolving import resolve
+from hfedatm.cli.assign import read_counts
 from hfedatm.runtime.local import run_locally
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
@@ -53,6 +57,17 @@ def test_the_model_is_that_of_one_process(deployment, tmp_path, request, given):
     assert here.keys() == there.keys()
     for tensor, value in here.items():
         assert torch.allclose(there[tensor], value, rtol=1e-5, atol=1e-6), tensor
+
+
+def test_class_counts_come_by_message_and_suggest_stations(deployment):
+    place = ("--folder", str(deployment.folder), f"output={deployment.output}")
+    done = deployment.hfedatm("assign", "--ask", "device=cpu", "run-name=counts", "seed=4", *place)
+    assert done.returncode == 0, done.stdout + deployment.logs()
+    assert "station 0: clients 0 1 2, KL to even classes" in done.stdout
+    settings = resolve({"stations": 1, "clients-per-station": 3, "seed": 4})
+    data = load_data(settings)
+    expected = [class_counts(settings, data, share).tolist() for share in shares_of(settings)]
+    assert read_counts(deployment.output / "counts/class-counts.csv")[2] == expected
 
 
 def test_measured_times_group_the_clients(deployment):

@@ -36,6 +36,14 @@ def test_an_inner_station_deploys_and_gives_the_model_of_one_process(deployment,
     assert all(r["failures"] == [] for r in rounds)
 
 
+def test_corrections_of_every_level_deploy(deployment, tmp_path):
+    given = SMALL | {"server-rule": "mtgc", "station-rounds": "2x1"}
+    rounds = deployment.submit("mtgc", **given).wait()
+    assert all(r["failures"] == [] for r in rounds)
+    here = model_here(tmp_path, given | {"tiers": "1x2x1"})
+    assert_close(load_file(deployment.output / "mtgc/last.safetensors"), here)
+
+
 def test_a_station_below_a_station_that_dies_is_named_by_its_path(deployment):
     deployment.kill("station-1-2-node")
     given = SMALL | {"rounds": 1, "station-timeout": 300, "join-timeout": 20}

@@ -163,8 +163,17 @@ def test_simulation_gives_the_model_of_the_in_process_run(
         {"server-rule": "sfedhp"},
         {"server-rule": "fedrc-clusters", "station-assignment": "eara"},
         {"server-rule": "avg", "client-method": "elcfs"},
+        {"station-models": "0=lenet5(width=0.5)", "station-assignment": "mixed"},
+        {"rule-params": "buffer=1,station_seconds=1:2.5", "rounds": 4, "station-rounds": 1},
+        {
+            "server-rule": "mtgc",
+            "tiers": "2x2x1",
+            "station-rounds": "2x1",
+            "stations": 4,
+            "clients-per-station": 1,
+        },
     ],
-    ids=["fedhisyn", "sfedhp", "fedrc-clusters", "elcfs"],
+    ids=["fedhisyn", "sfedhp", "fedrc-clusters", "elcfs", "station-models", "buffer", "mtgc-tree"],
 )
 def test_other_systems_give_the_model_of_one_process(flower, tmp_path, given):
     flower.run(output=str(tmp_path), run_name="flower", **given)

@@ -7,7 +7,7 @@ function, so the run must end with the same model as the run without the permuta
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +35,9 @@ from hfedatm.contracts import Method, Situation, State, snapshot
 from hfedatm_core import ChannelGraph, Merged, Update, merge
 from hfedatm_core.fot.options import AlignmentOptions
 from server_app import asking
+from server_app.rules.fedrc_clusters import FedRCClusters
 from server_app.rules.mtgc import MTGC
+from server_app.rules.sfedhp import SFedHP
 
 
 @dataclass
@@ -47,6 +49,27 @@ class AlignedMTGC(MTGC):
         super().merge(iter(kept), situation)
         alignment = AlignmentOptions(solver="exact", scope="all")
         return merge(kept, situation.graph, regmean=False, alignment=alignment)
+
+
+@dataclass
+class AlignedSFedHP(SFedHP):
+    """sFedHP whose step goes to the mean of aligned stations."""
+
+    def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
+        kept = list(updates)
+        alignment = AlignmentOptions(solver="exact", scope="all")
+        aligned = merge(kept, situation.graph, regmean=False, alignment=alignment)
+        mean = Update(aligned.state, {}, sum(u.num_examples for u in kept))
+        return replace(aligned, state=super().merge([mean], situation).state)
+
+
+@dataclass
+class AlignedClusters(FedRCClusters):
+    """FedRC's cluster models as a mean of aligned stations."""
+
+    def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
+        alignment = AlignmentOptions(solver="exact", scope="all")
+        return merge(updates, situation.graph, regmean=False, alignment=alignment)
 
 
 @dataclass
@@ -84,6 +107,9 @@ KEEPERS = {
     "fediir, station": {"client_method": "fediir", "client_params": "gamma=5,level=station"},
     "fediir, global": {"client_method": "fediir", "client_params": "gamma=5"},
     "mtgc": {"server_rule": "test_index_maps:AlignedMTGC", "station_rounds": 2},
+    "sfedhp": {"server_rule": "test_index_maps:AlignedSFedHP", "rule_params": "rate=0.5"},
+    "fedrc-clusters": {"server_rule": "test_index_maps:AlignedClusters"},
+    "elcfs": {"client_method": "elcfs"},
     "personal models": {"client_method": "test_index_maps:Personal"},
     "kept momentum": {"train_fn": "test_index_maps:kept_momentum"},
 }
@@ -141,7 +167,12 @@ def assert_close(one: dict[str, Tensor], other: dict[str, Tensor], atol: float =
 
 @pytest.mark.parametrize(
     ("keeper", "rule"),
-    [(k, r) for k in KEEPERS for r in RULES if (k, r) != ("mtgc", "by Grams")],
+    [
+        (k, r)
+        for k in KEEPERS
+        for r in RULES
+        if r == "by weights" or "server_rule" not in KEEPERS[k]  # a rule of its own, by weights
+    ],
 )
 def test_a_run_with_permuted_stations_equals_the_run_without(permuted_run, keeper, rule):
     given = RULES[rule] | KEEPERS[keeper]

@@ -37,7 +37,7 @@ def only_run() -> str:
 
 def client_memory(client: int, round: int, station_round: int):
     kept = NodeMemory(only_run(), f"client-{client}").load(before=(round, station_round + 1))
-    assert tuple(kept[f"{PREFIX}moment"].tolist()) == (round, station_round)
+    assert tuple(kept[f"{PREFIX}moment"].tolist()) == (round, 0, station_round)
     return kept
 
 
@@ -102,17 +102,23 @@ def test_z_is_reset_in_a_new_global_round_and_kept_when_a_station_round_was_miss
     model = tiny_net(SPEC)
     received = {n: p.detach().clone() for n, p in model.named_parameters()}
 
-    def sent(round, station_round):
+    def sent(*moment):
         return {
-            f"{PREFIX}moment": torch.tensor([round, station_round]),
+            f"{PREFIX}moment": torch.tensor(moment),
             f"{PREFIX}distance": torch.tensor(0.5, dtype=torch.float64),
         }
 
-    kept = {f"{PREFIX}moment": torch.tensor([2, 1])}
+    kept = {f"{PREFIX}moment": torch.tensor([2, 0, 1])}
     kept |= {f"{PREFIX}z.{n}": torch.ones_like(p) for n, p in received.items()}
     kept |= {f"{PREFIX}x.{n}": p + 1 for n, p in received.items()}
 
-    for moment, expected in {(2, 2): 3.0, (2, 3): 1.0, (3, 1): 0.0}.items():
+    # global round, where the station's job began, station round; (2, 1, 2) is a new job in round 2
+    for moment, expected in {
+        (2, 0, 2): 3.0,
+        (2, 0, 3): 1.0,
+        (3, 0, 1): 0.0,
+        (2, 1, 2): 0.0,
+    }.items():
         method = Corrected(FedAvg())
         method.begin(model, sent(*moment), kept)
         z = method.remember()[f"{PREFIX}z.0.weight"]
@@ -126,7 +132,7 @@ def test_a_step_follows_gradient_plus_both_corrections():
     method.begin(
         model,
         {
-            f"{PREFIX}moment": torch.tensor([1, 1]),
+            f"{PREFIX}moment": torch.tensor([1, 0, 1]),
             f"{PREFIX}distance": torch.tensor(0.0, dtype=torch.float64),
             **y,
         },

@@ -25,7 +25,7 @@ from hfedatm.base import tiers
 from hfedatm.base.errors import UserError
 from hfedatm.base.resolving import as_config, resolve
 from hfedatm.cli.watch import describe, view
-from hfedatm.contracts import Rule, Situation
+from hfedatm.contracts import Method, Rule, Situation
 from hfedatm.preflight import examine
 from hfedatm.report.page import render
 from hfedatm.runs import read_run
@@ -95,13 +95,26 @@ def test_a_wrong_tree_is_refused_by_its_key(given, words):
     assert words in str(refused.value)
 
 
-@pytest.mark.parametrize("rule", ["mtgc", "fedrc-weights", "fedrc-clusters"])
-def test_a_rule_with_a_part_at_the_stations_is_refused_by_name(rule):
+@dataclass
+class Below(Rule):
+    """A rule of a user's own with a part at the clients, which says nothing of trees."""
+
+    def on_client(self, method: Method) -> Method:
+        """Return the method as it is."""
+        return method
+
+    def merge(self, updates: Iterable[Update], situation: Situation) -> Merged:
+        """Average."""
+        return merge(updates, fot=False, regmean=False)
+
+
+def test_a_rule_with_a_part_below_that_says_nothing_of_trees_is_refused_by_name():
     given = {k: v for k, v in SMALL.items() if k not in ("stations", "clients-per-station")}
+    given |= {"tiers": "2x2x1", "server-rule": "test_tiers:Below"}
     with pytest.raises(
-        UserError, match=f"server-rule: {rule} has a part at each station or client"
+        UserError, match="server-rule: test_tiers:Below has a part at each station or client"
     ):
-        check(resolve(given | {"tiers": "2x2x1", "server-rule": rule}))
+        check(resolve(given))
 
 
 @pytest.mark.parametrize("reference", ["first", "medoid"])

@@ -55,8 +55,8 @@ def check(policy: Policy, settings: Settings, kind: str = "train", grams: bool =
     settings
         The run's settings.
     kind
-        What the node is to do: ``prepare``, ``train``, ``measure``, ``refine``, ``look`` or
-        ``evaluate``.
+        What the node is to do: ``prepare``, ``train``, ``measure``, ``refine``, ``look``,
+        ``evaluate`` or ``count``.
     grams
         Whether the reply is to carry Grams.
     """
@@ -138,6 +138,8 @@ def _check_privacy(policy: Policy, s: Settings, kind: str, grams: bool) -> None:
         return
     if kind in _LOOKS:
         _check_look(policy, *_LOOKS[kind])
+    if kind == "count":
+        _check_count(policy)
     if s.privacy_insecure_dp_seed >= 0 and not p.insecure_seed:
         seed = s.privacy_insecure_dp_seed
         _refuse("privacy.insecure-dp-seed", seed, "only -1", "privacy.insecure-seed")
@@ -167,6 +169,13 @@ def _check_privacy(policy: Policy, s: Settings, kind: str, grams: bool) -> None:
             _at_most("privacy.epsilon", s.privacy_epsilon, limit, _epsilon_key(policy, limit))
         if s.privacy_sigma:
             check_sigma(policy, s.privacy_sigma)
+
+
+def _check_count(policy: Policy) -> None:
+    """Refuse to send numbers of examples by class, which are not summed securely, either."""
+    _check_exact(policy, "station-assignment", "numbers of examples by class", "class-counts")
+    if policy.secure_sum.required:
+        _refuse("station-assignment", "suggest", "none", "secure-sum.required")
 
 
 def _check_look(policy: Policy, asked: str, key: str) -> None:

@@ -21,6 +21,7 @@ KINDS = {
     "train.measure": ("measure",),
     "train.refine": ("refine",),
     "train.look": ("look",),
+    "train.count": ("count",),
     "evaluate": ("evaluate",),
     "evaluate.default": ("evaluate",),
     # Every stage of a secure sum carries the task whose replies are summed.

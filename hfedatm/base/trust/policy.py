@@ -110,7 +110,7 @@ class Privacy(_Section):
     class_counts: bool = Field(
         False,
         description="whether numbers or shares of examples by class leave without noise (the rule "
-        "fedrc-clusters)",
+        "fedrc-clusters, 'hfedatm assign --ask')",
     )
     class_profiles: bool = Field(
         False,
