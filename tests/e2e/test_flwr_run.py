@@ -163,8 +163,9 @@ def test_simulation_gives_the_model_of_the_in_process_run(
         {"server-rule": "sfedhp"},
         {"server-rule": "fedrc-clusters", "station-assignment": "eara"},
         {"server-rule": "avg", "client-method": "elcfs"},
+        {"train-only": "lora", "lora-params": "rank=2,targets=all", "lr": 0.1},
     ],
-    ids=["fedhisyn", "sfedhp", "fedrc-clusters", "elcfs"],
+    ids=["fedhisyn", "sfedhp", "fedrc-clusters", "elcfs", "adapters"],
 )
 def test_other_systems_give_the_model_of_one_process(flower, tmp_path, given):
     flower.run(output=str(tmp_path), run_name="flower", **given)
