@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -16,6 +15,7 @@ from flwr.app import Context, Message, MessageType
 
 from hfedatm.base.answering import reply_with_failure
 from hfedatm.base.environment import PRELOAD
+from hfedatm.base.parent import end_with_parent
 from hfedatm.base.trust.policy import Limits, Policy, PolicyRefusal
 
 Next = Callable[[Message, Context], Message]
@@ -115,12 +115,5 @@ def _over(what: str, how: str, field: str) -> NoReturn:
 def _work(message: Message, context: Context, call_next: Next, answer: Connection) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)  # the fork drops Flower's handlers
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    end_with_parent()
     answer.send(call_next(message, context).content)
-
-
-def _end_with(parent: int) -> None:
-    """End this fork as soon as its parent process has ended: nobody waits for the work then."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)

@@ -24,7 +24,7 @@ def reproduce(
     table: Annotated[
         str,
         typer.Argument(
-            help="main, architectures, ablation, hfl, independent, options, past, "
+            help="main, architectures, ablation, rules, hfl, systems, independent, options, past, "
             "latency, communication or privacy.",
             autocompletion=complete_table,
         ),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 
 from hfedatm.base.errors import UserError
+from hfedatm.base.parent import end_with_parent
 from hfedatm.base.resolving import resolve
 from hfedatm.base.settings import Settings
 from hfedatm.reproduce.cells import Cell, Store
@@ -60,7 +61,7 @@ def _each(cells: Sequence[Cell], store: Store, jobs: int) -> Iterator[tuple[Cell
     """Yield each cell as it ends, with the reason if it failed."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by the workers when they import torch
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, mp_context=context)
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=end_with_parent)
     waiting: dict[Future[Failures], Group] = {}
     try:
         for cell in {_data_of(cell): cell for cell in cells}.values():

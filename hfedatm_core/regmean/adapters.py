@@ -21,7 +21,7 @@ from hfedatm_core.tensors import State
 
 # Directions whose energy is below this share of the largest are rounding errors.
 _NOISE = 1e-13
-# Condition number above which the factors no longer follow the mean factors.
+# Condition number of the mean ``A`` above which the factors no longer follow it.
 _SKEW = 1e4
 
 
@@ -34,8 +34,11 @@ def factored(merged: Tensor, metric: Gram, shift: float, mean: Tensor) -> tuple[
     """Return ``A`` and ``B`` whose product is closest to ``merged``, in the metric of its inputs.
 
     ``B A`` minimises ``tr((B A − M)(S + shift I)(B A − M)ᵀ)``. Among the pairs with this product,
-    ``A`` is the projection of ``mean`` onto the rows of the product: equal adapters stay as they
-    are, and where the product has a smaller rank, ``A`` keeps rows that can still be trained.
+    ``A`` is the projection of ``mean`` onto the rows of the product, stretched back to the singular
+    values of ``mean``. So equal adapters stay as they are, and where the product has a smaller
+    rank, ``A`` keeps rows that can still be trained. Without the stretching, a direction that
+    ``mean`` hardly has would get a tiny ``A`` and a huge ``B``, and training on from such a pair
+    diverges, because the gradient of ``A`` is multiplied by ``B``.
 
     Parameters
     ----------
@@ -56,11 +59,13 @@ def factored(merged: Tensor, metric: Gram, shift: float, mean: Tensor) -> tuple[
     kept = vectors[:, values > max(float(values[0]), 0.0) * _NOISE]
     rows = kept.T @ whole
     basis = _row_space(rows, near)
-    seen = near @ basis
     inside = rows @ basis
-    if torch.linalg.cond(seen) < _SKEW:
-        right = torch.linalg.solve(seen.T, inside.T).T  # inside = right seen
-        return (seen @ basis.T).to(mean.dtype), (kept @ right).to(merged.dtype)
+    sizes = torch.linalg.svdvals(near)
+    if sizes[0] < _SKEW * sizes[-1]:
+        left, _, right = torch.linalg.svd(near @ basis)
+        first = left * sizes @ right
+        second = inside @ right.T / sizes @ left.T
+        return (first @ basis.T).to(mean.dtype), (kept @ second).to(merged.dtype)
     size = float(near.norm()) / rank**0.5 or 1.0
     return (size * basis.T).to(mean.dtype), (kept @ inside / size).to(merged.dtype)
 

@@ -152,3 +152,40 @@ def test_merge_quality_compares_all_rows_and_shows_what_it_missed(tmp_path, caps
     text = quality.table({"sets": [{**worse, "rows": {**rows, quality.OURS: 40.0}}]})
     assert text.count("missed") == 3 and "reached" not in text
     capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_budgets_share_a_training_and_end_as_if_each_run_were_alone(tmp_path, capsys, monkeypatch):
+    from hfedatm.base.results import read_rounds
+    from hfedatm.runtime.local import run_locally
+
+    script = importlib.import_module("privacy_accuracy")
+    trained, original = [], script.train_locally
+    monkeypatch.setattr(
+        script, "train_locally", lambda *given: trained.append(1) or original(*given)
+    )
+    small = {"stations": 2, "clients-per-station": 2, "rounds": 1, "station-rounds": 2}
+    given = small | {"local-epochs": 1, "secure-aggregation": True, "target-domain": "0"}
+    words = [f"{key}={value}" for key, value in given.items() if key != "target-domain"]
+    script.main(
+        [*words, *"--seeds 1 --first-seed 5 --targets 0 --epsilons 8 1 --folder".split()]
+        + [str(tmp_path), "--variant", "secure-aggregated noise"]
+    )
+    assert len(trained) == 2 * 2 * 2  # clients and station rounds, once for four runs
+    runs = json.loads((tmp_path / "privacy-digits.json").read_text())["runs"]
+    assert [(r["variant"], r["epsilon"]) for r in runs][:2] == [
+        ("no noise", None),
+        ("averaging", None),
+    ]
+    assert [r["spent"] for r in runs] == [
+        0,
+        0,
+        pytest.approx(8, rel=0.01),
+        pytest.approx(1, rel=0.01),
+    ]
+    assert len({r["unseen"] for r in runs}) > 1, "no budget makes a difference"
+    for run, rule in zip(runs[:2], ("hfedatm", "avg"), strict=True):
+        own = {"seed": 5, "server-rule": rule, "gram-weights": "examples", "run-name": rule}
+        run_locally(given | own | {"output": str(tmp_path)})
+        assert read_rounds(tmp_path / rule)[-1].unseen_accuracy == run["unseen"]
+    assert "| 8 | secure-aggregated noise |" in capsys.readouterr().out

@@ -91,6 +91,18 @@ def test_class_counts_do_not_leave_a_node_whose_owner_says_nothing(deployment):
     assert "privacy.class-counts" in done.stdout
 
 
+def test_adapters_are_merged_as_in_one_process(deployment, tmp_path):
+    """Only adapters and the head travel; the server merges the products of their factors."""
+    given = SMALL | {"train-only": "lora", "lora-params": "rank=2,targets=all", "lr": 0.1}
+    rounds = deployment.submit("adapters", **given).wait()
+    there = load_file(deployment.output / "adapters/last.safetensors")
+    assert_close(there, model_here(tmp_path, given))
+    merged = {n: r["how"] for n, r in rounds[-1]["merge"]["layers"].items() if "lora_" in n}
+    assert len(merged) == 4 and set(merged.values()) == {"regmean"}
+    assert all(there[f"{name}.weight"].any() for name in merged)  # B started at zero
+    assert all(r["failures"] == [] for r in rounds)
+
+
 def test_two_runs_at_once_end_as_if_each_were_alone(deployment, tmp_path):
     given = [SMALL | {"rounds": 1, "seed": seed} for seed in (1, 2)]
     names = ["at-once-1", "at-once-2"]

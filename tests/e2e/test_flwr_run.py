@@ -172,8 +172,18 @@ def test_simulation_gives_the_model_of_the_in_process_run(
             "stations": 4,
             "clients-per-station": 1,
         },
+        {"train-only": "lora", "lora-params": "rank=2,targets=all", "lr": 0.1},
     ],
-    ids=["fedhisyn", "sfedhp", "fedrc-clusters", "elcfs", "station-models", "buffer", "mtgc-tree"],
+    ids=[
+        "fedhisyn",
+        "sfedhp",
+        "fedrc-clusters",
+        "elcfs",
+        "station-models",
+        "buffer",
+        "mtgc-tree",
+        "adapters",
+    ],
 )
 def test_other_systems_give_the_model_of_one_process(flower, tmp_path, given):
     flower.run(output=str(tmp_path), run_name="flower", **given)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
@@ -74,11 +75,11 @@ def norm_net(spec: DataSpec) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), norm, nn.Linear(4, spec.num_classes))
 
 
-def weights(node: int) -> dict[str, torch.Tensor]:
+def weights(node: int, build: Callable[[], nn.Module] = network) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(node)
     return {
         name: value + 0.1 * torch.randn(value.shape, generator=generator)
-        for name, value in network().state_dict().items()
+        for name, value in build().state_dict().items()
     }
 
 
@@ -89,6 +90,18 @@ def grams(node: int) -> dict[str, Gram]:
     return {name: gram.shrink(small_settings().alpha) for name, gram in found.items()}
 
 
+@dataclass(frozen=True)
+class Net:
+    """What nodes train: a network, the layers with a Gram and their inputs, a node's Grams."""
+
+    build: Callable[[], nn.Module]
+    layers: dict[str, int]
+    grams: Callable[[int], dict[str, Gram]]
+
+
+PLAIN = Net(network, LAYERS, grams)
+
+
 def profiles(node: int) -> Profiles:
     generator = torch.Generator().manual_seed(200 + node)
     counts = torch.tensor([4.0, 0.0, 5.0])
@@ -96,15 +109,15 @@ def profiles(node: int) -> Profiles:
     return Profiles(means, counts).of_classes_with(2)
 
 
-def trained(node: int, *records: str) -> RecordDict:
+def trained(node: int, *records: str, net: Net = PLAIN) -> RecordDict:
     metrics = {
         "num-examples": 10 + node, "loss": 0.5 + node, "steps": 4, "input-mean": 0.1 * node,
         "input-square": 1.0 + node, "seconds": 0.5, "gram-seconds": 0.1, "num-clients": 2,
         "path": 0.3, "bytes-up": 100, "gram-bytes-up": 50,
     }  # fmt: skip
     found = {
-        "model": state_to_record(weights(node)),
-        "grams": grams_to_record(grams(node)),
+        "model": state_to_record(weights(node, net.build)),
+        "grams": grams_to_record(net.grams(node)),
         "profiles": profiles_to_record(profiles(node)),
         "metrics": MetricRecord(metrics),
         "failures": ConfigRecord({"nodes": ["client 9"], "reasons": ["ill"], "total": 1}),
@@ -214,9 +227,11 @@ class ClientReplies(_Tier):
 
     _node = f"client {HOSTILE}"
 
-    def __init__(self, name: str, kind: str, task: str = "train", **given: Any) -> None:
+    def __init__(
+        self, name: str, kind: str, task: str = "train", net: Net = PLAIN, **given: Any
+    ) -> None:
         self._settings = small_settings(**SETTINGS | UNBOUNDED | given)
-        self._task = task
+        self._task, self._net = task, net
 
         def honest(node: int, kind: str) -> RecordDict:
             if kind == "evaluate":
@@ -226,10 +241,10 @@ class ClientReplies(_Tier):
             if kind == "train.look":
                 return looked(node)
             if kind == "train.measure":
-                return trained(node, "grams")
+                return trained(node, "grams", net=net)
             here = build_rule(self._settings).needs_grams and self._settings.gram_model == "client"
             also = ["profiles"] if here and "profiles" in self._settings.rule_params else []
-            return trained(node, "model", *(["grams"] if here else []), *also)
+            return trained(node, "model", *(["grams"] if here else []), *also, net=net)
 
         super().__init__(name, kind, honest)
 
@@ -237,11 +252,11 @@ class ClientReplies(_Tier):
         content = RecordDict(
             {
                 "task": Task(self._task, self._settings, round=1, station=0).to_record(),
-                "model": state_to_record(weights(50)),
+                "model": state_to_record(weights(50, self._net.build)),
                 "shared": state_to_record(shared(0)),
                 "statistics": state_to_record(moments(0)),
                 "layers": layers_to_record(
-                    LAYERS if build_rule(self._settings).needs_grams else {}
+                    self._net.layers if build_rule(self._settings).needs_grams else {}
                 ),
             }
         )
@@ -269,8 +284,8 @@ class StationReplies(_Tier):
 
     _node = f"station {HOSTILE}"
 
-    def __init__(self, name: str, kind: str, **given: Any) -> None:
-        self._settings = small_settings(**SETTINGS | UNBOUNDED | given)
+    def __init__(self, name: str, kind: str, net: Net = PLAIN, **given: Any) -> None:
+        self._settings, self._net = small_settings(**SETTINGS | UNBOUNDED | given), net
 
         def honest(node: int, kind: str) -> RecordDict:
             if kind == "evaluate":
@@ -278,21 +293,21 @@ class StationReplies(_Tier):
             if kind == "train.prepare":
                 return prepared(node)
             here = build_rule(self._settings).needs_grams
-            return trained(node, "model", "failures", *(["grams"] if here else []))
+            return trained(node, "model", "failures", *(["grams"] if here else []), net=net)
 
         super().__init__(name, kind, honest)
 
     def _run(self, given: RecordDict | Error) -> Any:
         settings, grid = self._settings, self._replies(given)
-        graph = ChannelGraph.trace(network(), (torch.zeros(2, 3),))
+        graph = ChannelGraph.trace(self._net.build(), (torch.zeros(2, 3),))
         method = build_method(settings)
         if self._kind == "train.prepare":
             method.sharing = "global"  # type: ignore[misc]
         strategy = HFedATMStrategy(
-            settings, build_rule(settings), method, graph, LAYERS, shared(0), run="run"
+            settings, build_rule(settings), method, graph, self._net.layers, shared(0), run="run"
         )
         strategy.metrics = {"f1": F1(2)} if settings.metrics else {}
-        arrays, none = state_to_record(weights(50)), ConfigRecord()
+        arrays, none = state_to_record(weights(50, self._net.build)), ConfigRecord()
         asked = strategy.configure_train(1, arrays, none, grid)
         merged, _ = strategy.aggregate_train(1, grid.send_and_receive(asked))
         asked = strategy.configure_evaluate(1, merged or arrays, none, grid)

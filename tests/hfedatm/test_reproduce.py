@@ -1,5 +1,6 @@
 """hfedatm reproduce: cells, statistics, tables, and stopping in between."""
 
+import contextlib
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -159,8 +161,12 @@ def test_a_killed_table_goes_on_from_the_last_round_of_its_unfinished_cell(tmp_p
         while not (rounds := list(tmp_path.glob("unfinished/*/run/rounds.jsonl"))):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()  # only the command itself; those who work for it end with it
+        assert family and not psutil.wait_procs(family, timeout=120)[1]
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     done = len(rounds[0].read_text().splitlines())
     cell = next(c for c in tables.make(

@@ -110,6 +110,20 @@ def test_a_product_of_smaller_rank_leaves_rows_that_can_be_trained(seed, rank, k
     assert torch.linalg.matrix_rank(first, rtol=1e-9) == rank
 
 
+@given(seed=SEEDS, rank=st.integers(1, 4), turned=st.sampled_from([1.0, 1e-3, 1e-8]))
+def test_both_factors_stay_of_the_size_that_training_left_them(seed, rank, turned):
+    """Also if the product has directions that the mean of the first factors hardly has."""
+    generator = drawn(seed)
+    near = torch.linalg.qr(torch.randn(IN, rank, generator=generator, dtype=torch.float64)).Q.T
+    other = torch.randn(OUT, IN, generator=generator, dtype=torch.float64)
+    across = other - other @ near.T @ near
+    merged = across + turned * other @ near.T @ near
+    first, second = factored(merged, gram(generator), 0.0, near)
+    torch.testing.assert_close(torch.linalg.svdvals(first), torch.linalg.svdvals(near))
+    largest = float(torch.linalg.svdvals(merged)[0])
+    assert float(torch.linalg.svdvals(second)[0]) <= largest * (1 + 1e-9)
+
+
 @given(seed=SEEDS, rank=st.integers(1, 5))
 def test_mean_factors_of_another_direction_do_no_harm(seed, rank):
     generator = drawn(seed)
