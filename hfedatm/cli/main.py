@@ -19,6 +19,7 @@ from hfedatm.cli import (
     export,
     grams,
     init,
+    keys,
     merge,
     monitor,
     policy,
@@ -80,6 +81,9 @@ typer_app.command("down")(deploy.down)
 typer_app.command("submit")(deploy.submit)
 typer_app.command("runs")(runs.runs)
 typer_app.command("stop")(runs.stop)
+typer_app.command("renew")(keys.renew)
+typer_app.command("revoke")(keys.revoke)
+typer_app.command("replace")(keys.replace)
 typer_app.command("doctor")(doctor.doctor)
 typer_app.command("monitor")(monitor.monitor)
 typer_app.command("scaffold")(scaffold.scaffold)

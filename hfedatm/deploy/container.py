@@ -16,9 +16,12 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import NamedTuple
 
+from hfedatm.base.trust.revocation import fingerprint_of, revoked
 from hfedatm.deploy import flower, machines
 from hfedatm.deploy.machines import Machine, Process
+from hfedatm.deploy.registration import Registration
 
 STATE, SECRETS, POLICY = Path("/state"), Path("/secrets"), Path("/policy.toml")
 PORT = 8000
@@ -77,25 +80,48 @@ def run_link(machine: Machine, isolation: str | None, superexec_secret: str | No
         signal.signal(number, lambda caught, _: link.send_signal(caught))
     while link.poll() is None and not healthy(machine, "gateway"):
         time.sleep(0.3)
-    enrolled: set[Path] = set()
+    enrolled: set[_Key] = set()
     while link.poll() is None:
         if _enrol(machine, enrolled):
             ENROLLED.touch()
-        time.sleep(1)  # `hfedatm scaffold` may add keys at any time
+        _withdraw(machine)
+        time.sleep(1)  # `hfedatm scaffold` and `revoke` may add and withdraw keys at any time
     return link.wait()
 
 
-def _enrol(machine: Machine, enrolled: set[Path]) -> bool:
+class _Key(NamedTuple):
+    file: Path
+    fingerprint: str
+
+
+def _enrol(machine: Machine, enrolled: set[_Key]) -> bool:
     """Register keys that are not in ``enrolled`` with the link; return whether all are known."""
     folders = [] if machine.secrets is None else [machine.secrets / "nodes", Path("/nodes")]
-    keys = {key for folder in folders for key in folder.glob("*.pub")}  # /nodes on Kubernetes
-    for key in sorted(keys - enrolled):
+    # Kubernetes has them in /nodes. A replaced key has the same name as the old one.
+    keys = {_Key(key, fingerprint_of(key)) for folder in folders for key in folder.glob("*.pub")}
+    for key, fingerprint in sorted(keys - enrolled):
         try:
-            flower.register_node(key, machine.name)
-            enrolled.add(key)
+            _registration(machine).register(key)
+            enrolled.add(_Key(key, fingerprint))
         except flower.FlowerError as error:
             print(f"{key.name} could not be registered: {error}", file=sys.stderr)
     return keys <= enrolled
+
+
+def _withdraw(machine: Machine) -> None:
+    """Unregister the nodes whose keys the operator has revoked."""
+    if machine.secrets is None:
+        return
+    registration = _registration(machine)
+    for key in revoked(machine.secrets).keys() & registration.numbers().keys():
+        try:
+            registration.withdraw(key)
+        except flower.FlowerError as error:
+            print(f"a revoked key could not be withdrawn: {error}", file=sys.stderr)
+
+
+def _registration(machine: Machine) -> Registration:
+    return Registration(machine.name, Path(os.environ["FLWR_HOME"]))
 
 
 def healthy(machine: Machine, kind: str) -> bool:

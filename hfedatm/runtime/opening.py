@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from client_app.train_fn import load_train_fn, takes_context
-from hfedatm.base import presence, tracebacks
+from hfedatm.base import logs, presence, tracebacks
 from hfedatm.base.building import (
     build_method,
     build_model,
@@ -59,6 +59,7 @@ def open_run(given: Mapping[str, Any]) -> Iterator[RunFolder]:
             check_policy(policy, settings_of(settings, station))
         _warn(check(settings))
         folder = RunFolder.create(settings)
+    logs.about(folder.id)
     presence.announce(folder.path)
     try:
         with tracebacks.kept_in(folder.path):
@@ -134,6 +135,9 @@ def _warn(warnings: list[str]) -> None:
 
 def _narrate() -> None:
     """Send the run's lines to standard output without prefix, which `flwr run --stream` shows."""
+    if logs.wanted():
+        logs.configure()
+        return
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.handlers[:] = [handler]
