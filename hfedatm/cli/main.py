@@ -12,6 +12,7 @@ from hfedatm.base.errors import UserError
 from hfedatm.cli import (
     assign,
     audit,
+    backup,
     check,
     compare,
     deploy,
@@ -81,6 +82,8 @@ typer_app.command("down")(deploy.down)
 typer_app.command("submit")(deploy.submit)
 typer_app.command("runs")(runs.runs)
 typer_app.command("stop")(runs.stop)
+typer_app.command("backup")(backup.backup)
+typer_app.command("restore")(backup.restore)
 typer_app.command("renew")(keys.renew)
 typer_app.command("revoke")(keys.revoke)
 typer_app.command("replace")(keys.replace)

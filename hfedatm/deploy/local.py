@@ -123,7 +123,7 @@ def up(
         for process in tier.values():
             processes.start(process)
         for process in tier.values():
-            _wait(f"{process.name} answers", partial(_healthy, process, ca_file), deadline)
+            _wait(f"{process.name} answers", partial(healthy, process, ca_file), deadline)
         if tier is layout.links and secure:
             _register(admitted, operator)
     for _, _, process in admitted:
@@ -147,6 +147,15 @@ def plan_of(folder: Path) -> Plan:
     first_port = int(links[tree.SERVER]["address"].rpartition(":")[2])
     insecure = not (folder / "secrets").is_dir()
     return plan(folder, *sizes, insecure=insecure, first_port=first_port)
+
+
+def processes_of(folder: Path) -> dict[str, Process]:
+    """Return the planned processes of a deployment by name; none if its plan is not known."""
+    if size.read(folder / "operator") is None:
+        return {}
+    known = plan_of(folder)
+    every = [*known.links.values(), *known.gateways.values(), *(node for _, _, node in known.nodes)]
+    return {process.name: process for process in every}
 
 
 def restart_node(folder: Path, name: str, link: str) -> None:
@@ -196,7 +205,8 @@ def _online(link: str, expected: int, operator: Path) -> bool:
     return flower.online_nodes(link, operator) >= expected
 
 
-def _healthy(process: Process, ca_file: str | None) -> bool:
+def healthy(process: Process, ca_file: str | None) -> bool:
+    """Return whether a process answers; a node does so in plain text, on its own machine only."""
     scheme = "http" if ca_file is None else "https"
     context = None if ca_file is None else ssl.create_default_context(cafile=ca_file)
     try:

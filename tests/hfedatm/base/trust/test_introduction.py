@@ -7,7 +7,7 @@ from hfedatm.base.records import BadReply
 from hfedatm.base.trust import enrolment, revocation
 from hfedatm.base.trust.introduction import introduced, introduction, new_nonce, question
 from hfedatm.base.trust.secrets import secrets_folder
-from hfedatm.base.versions import own_version
+from hfedatm.base.versions import WrongVersion, own_version
 
 NODE = 1_000_002
 
@@ -87,7 +87,7 @@ def test_a_node_of_another_version_is_refused_with_the_cure(be, theirs):
     reply = answer(be, nonce)
     said = {**reply.content["node"], "version": theirs}
     reply.content["node"] = ConfigRecord({k: v for k, v in said.items() if v is not None})
-    with pytest.raises(ValueError, match=r"install (hfedatm )?\d+\.\d+\.x there"):
+    with pytest.raises(WrongVersion, match=r"install (hfedatm )?\d+\.\d+\.x there"):
         introduced(reply, nonce)
 
 
@@ -96,7 +96,7 @@ def test_a_node_refuses_to_answer_another_version(be):
     asked = Message(question(new_nonce()), NODE, "query")
     asked.content["challenge"]["version"] = "99.0.0"
     context = Context(7, NODE, {"partition-id": 1}, RecordDict(), {})
-    with pytest.raises(ValueError, match="it has hfedatm 99.0.0 and this node"):
+    with pytest.raises(WrongVersion, match="it has hfedatm 99.0.0 and this node"):
         introduction(asked, context, "client")
 
 
