@@ -16,6 +16,7 @@ from flwr.clientapp import ClientApp
 from client_app.own_process import in_own_process
 from hfedatm.base.answering import answering
 from hfedatm.base.handover.parcel import by_parcel
+from hfedatm.base.noting import noted
 from hfedatm.base.trust.introduction import introduction
 from hfedatm.base.trust.obeying import obey
 from hfedatm.base.trust.origin import known_origin
@@ -23,7 +24,7 @@ from hfedatm.base.trust.origin import known_origin
 if TYPE_CHECKING:
     from client_app.client import LocalWork
 
-app = ClientApp(mods=[in_own_process, known_origin, by_parcel, obey])
+app = ClientApp(mods=[in_own_process, known_origin, by_parcel, noted, obey])
 
 
 @app.query()

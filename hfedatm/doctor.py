@@ -16,14 +16,18 @@ from importlib.metadata import requires, version
 from pathlib import Path
 from typing import Literal
 
+import psutil
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from packaging.requirements import Requirement
 
 from hfedatm.base.errors import UserError
+from hfedatm.base.text import printable
 from hfedatm.base.trust.enrolment import EnrolmentError, read_certificate
 from hfedatm.base.trust.policy import Policy
+from hfedatm.base.versions import HEADER, WrongVersion, check_version
+from hfedatm.deploy import container, local
 from hfedatm.deploy.processes import Processes
 
 State = Literal["good", "warning", "bad"]
@@ -33,7 +37,8 @@ LEAST_FREE = 2 * 10**9
 """Bytes on a disk below which a run may not end."""
 MOST_SKEW = 60.0
 """Seconds that two clocks may differ; a signed task names its time."""
-_RENEW = (
+_RENEW = "run `hfedatm renew` where the authority's key is, and bring the new file here"
+_ANEW = (
     "remove it and its key, then run `hfedatm scaffold` or `hfedatm up` again where the "
     "authority's key is: they make what is missing"
 )
@@ -84,14 +89,41 @@ def patients(folder: Path) -> list[Patient]:
     return found
 
 
+def this_container() -> Patient | None:
+    """Return the machine whose container this is; None outside of one."""
+    if not container.POLICY.is_file():
+        return None
+    secrets = container.SECRETS if (container.SECRETS / "ca.pem").is_file() else None
+    return Patient("this machine", container.STATE, secrets, container.POLICY, _peers())
+
+
+def _peers() -> tuple[str, ...]:
+    """Return the addresses that the deployed processes on this machine connect to."""
+    found = set()
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        for option in ("--superlink", "--upstream"):
+            if option in command[:-1]:
+                found.add(command[command.index(option) + 1].rpartition("/")[2])
+    return tuple(sorted(found))
+
+
 def processes(folder: Path) -> Iterator[Finding]:
-    """Yield which of the processes that ``hfedatm up`` started are alive."""
+    """Yield which of the processes that ``hfedatm up`` started are alive and answer."""
     known = Processes(folder)
-    living = known.living()
+    living, planned = known.living(), local.processes_of(folder)
+    ca_file = folder / "secrets" / "ca.pem"
+    authority = str(ca_file) if ca_file.is_file() else None
     for name in known.noted():
-        cure = "" if name in living else f"{folder / name}.log says why; `hfedatm down`, then `up`"
-        state: State = "good" if name in living else "bad"
-        yield Finding(state, f"{name} is {'alive' if name in living else 'dead'}", cure)
+        cure = f"{folder / name}.log says why; `hfedatm down`, then `up`"
+        if name not in living:
+            yield Finding("bad", f"{name} is dead", cure)
+            continue
+        trusted = None if name.endswith("-node") else authority
+        if name not in planned or local.healthy(planned[name], trusted):
+            yield Finding("good", f"{name} is alive")
+        else:
+            yield Finding("bad", f"{name} is alive and does not answer", cure)
 
 
 def examine(patient: Patient) -> Iterator[Finding]:
@@ -171,12 +203,12 @@ def _certificate(file: Path, key_file: Path, authority: x509.Certificate) -> Ite
             place = read_certificate(file.read_bytes(), ca)
             yield Finding("good", f"{file}: {place.name}, number {place.place} of {place.above}")
     except InvalidSignature:
-        yield Finding("bad", f"{file} was not issued by the authority in ca.pem", _RENEW)
+        yield Finding("bad", f"{file} was not issued by the authority in ca.pem", _ANEW)
         return
     except EnrolmentError:  # its time is over; said below
         pass
     except (OSError, ValueError, TypeError) as error:
-        yield Finding("bad", f"{file}: {error}", _RENEW)
+        yield Finding("bad", f"{file}: {error}", _ANEW)
         return
     yield from _lifetime(file, certificate)
 
@@ -205,7 +237,7 @@ def _reach(address: str, secrets: Path | None) -> Iterator[Finding]:
     try:
         with urllib.request.urlopen(url, timeout=10, context=context) as answer:
             yield Finding("good", f"{address} answers")
-            date = answer.headers.get("Date")
+            date, version_there = answer.headers.get("Date"), answer.headers.get(HEADER)
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         yield Finding("bad", f"{address}: {reason}", "is it up, and is its port open from here?")
@@ -215,3 +247,9 @@ def _reach(address: str, secrets: Path | None) -> Iterator[Finding]:
         good = skew <= MOST_SKEW
         said = f"the clock of {address} differs by {skew:.0f} s"
         yield Finding("good" if good else "bad", said, "" if good else "set both clocks by NTP")
+    if version_there:  # a gateway says it, a SuperLink does not
+        try:
+            check_version(version_there)
+            yield Finding("good", f"{address} has hfedatm {printable(version_there, 40)}")
+        except WrongVersion as error:
+            yield Finding("bad", f"{address}: {error}", "install one version on all machines")

@@ -12,6 +12,7 @@ from importlib import import_module
 
 from flwr.clientapp import ClientApp
 from flwr.proto import fleet_pb2, message_pb2
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.task_identity import TaskIdentity
 
 # --- The identity of a process -------------------------------------------------------------------
@@ -65,6 +66,9 @@ def load_no_app_but(load: Callable[[], ClientApp]) -> None:
 
 SUPERLINK_NODE = 1
 """The node id of a SuperLink; every reply must be addressed to it."""
+
+PUBLIC_KEY_HEADER = FLEET_HTTP_PUBLIC_KEY_HEADER
+"""The header in which a node names its public key (PEM, base64); it signs every request."""
 
 PULL, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-messages"
 """Paths at which a node asks for messages and replies."""

@@ -8,11 +8,14 @@ accounts of privacy. So one small process reads these files and answers for the 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
+from cryptography import x509
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from starlette.applications import Starlette
@@ -34,6 +37,8 @@ class Machine:
 
     folder: Path
     results: tuple[Path, ...] = field(default_factory=tuple)
+    secrets: tuple[Path, ...] = field(default_factory=tuple)
+    """Folders of secrets besides those in ``folder``, as in a container."""
 
     def processes(self) -> dict[str, psutil.Process | None]:
         """Return the processes that ``hfedatm up`` started; None for one that has died."""
@@ -73,6 +78,24 @@ class Machine:
                     left[name] = min(found, left.get(name, found))
         return left
 
+    def certificate_days(self) -> dict[str, float]:
+        """Return the days until a machine's first certificate ends."""
+        found: dict[str, float] = {}
+        for folder in (*self.folder.glob("secrets/*/"), *self.secrets):
+            for file in folder.glob("*.pem"):
+                try:
+                    ends = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
+                except (OSError, ValueError):
+                    continue
+                days = (ends - datetime.now(UTC)).total_seconds() / 86400
+                found[folder.name] = min(days, found.get(folder.name, days))
+        return found
+
+    def disk_free(self) -> dict[str, float]:
+        """Return the bytes that are free where the deployment and the runs' folders are."""
+        places = [place for place in (self.folder, *self.results) if place.is_dir()]
+        return {str(place): float(shutil.disk_usage(place).free) for place in places}
+
     def _inside(self, path: str) -> Iterator[Path]:
         for folder in (self.folder, *sorted(self.folder.glob("*/"))):
             if (folder / path).is_dir():
@@ -96,6 +119,13 @@ class Collector:
             "machine",
             self._machine.epsilon_left(),
         )
+        yield _gauge(
+            "certificate_days_left",
+            "Days until the first certificate of a machine ends",
+            "machine",
+            self._machine.certificate_days(),
+        )
+        yield _gauge("disk_free_bytes", "Free bytes", "folder", self._machine.disk_free())
 
     def _processes(self) -> Iterator[Metric]:
         known = self._machine.processes()

@@ -60,8 +60,11 @@ def submissions(home: Path) -> list[Submission]:
     return [_described(home, listed) for listed in flower.list_runs(LINK, home)]
 
 
-def stop(home: Path, which: str) -> Submission:
-    """End a run, given by id or name, and return what it was."""
+def stop(home: Path, which: str, *, after_round: bool = False) -> Submission:
+    """End a run, given by id or name, and return what it was.
+
+    With ``after_round`` the round that goes on is finished first, so that no work is lost.
+    """
     known = submissions(home)
     found = [each for each in known if which in (each.id, each.name)]
     going = [each for each in found if not each.state.startswith("finished")]
@@ -69,7 +72,9 @@ def stop(home: Path, which: str) -> Submission:
         others = ", ".join(e.id for e in known if not e.state.startswith("finished")) or "none"
         why = f"run {which} is over ({found[0].state})" if found else f"there is no run {which}"
         raise UserError(f"{why}; runs that go on: {others}")
-    flower.stop_run(int(going[0].id), LINK, home)
+    going[0] = _after_round(home, going[0]) if after_round else going[0]
+    if not going[0].state.startswith("finished"):
+        flower.stop_run(int(going[0].id), LINK, home)
     return _ended(home, going[0])
 
 
@@ -77,11 +82,51 @@ def _ended(home: Path, stopped: Submission) -> Submission:
     """Wait for the process of a stopped run, which may still save a round that it has computed."""
     while stopped.results and presence.lives(Path(stopped.results)):
         time.sleep(0.2)
-    run = _folder(home, stopped.id)
-    return replace(stopped, rounds=_rounds(run)) if run else replace(stopped, rounds="", results="")
+    kept = stopped.results if _folder(home, stopped.id) else ""
+    return replace(stopped, rounds=_rounds(home, stopped.id), results=kept)
 
 
-def _rounds(run: Run | None) -> str:
+def _after_round(home: Path, run: Submission) -> Submission:
+    """Wait until a round has ended, or the run has; return the run as it is then."""
+    asked = time.monotonic()
+    while (now := _described(home, _listed(home, run.id))).rounds == run.rounds:
+        if now.state.startswith("finished"):
+            break
+        # Asking a SuperLink takes a process, so the folder is looked at more often.
+        until = time.monotonic() + min(30.0, 2.0 + (time.monotonic() - asked) / 10)
+        while time.monotonic() < until and _rounds(home, run.id) == run.rounds:
+            time.sleep(0.1)
+    return now
+
+
+def _listed(home: Path, id: str) -> Mapping[str, Any]:
+    return next(each for each in flower.list_runs(LINK, home) if str(each["run-id"]) == id)
+
+
+def _rounds(home: Path, id: str) -> str:
+    run = _folder(home, id)
+    return f"{len(run.rounds)}/{run.total}" if run else ""
+
+
+def _after_round(home: Path, run: Submission) -> Submission:
+    """Wait until a round has ended, or the run has; return the run as it is then."""
+    asked = time.monotonic()
+    while (now := _described(home, _listed(home, run.id))).rounds == run.rounds:
+        if now.state.startswith("finished"):
+            break
+        # Asking a SuperLink takes a process, so the folder is looked at more often.
+        until = time.monotonic() + min(30.0, 2.0 + (time.monotonic() - asked) / 10)
+        while time.monotonic() < until and _rounds(home, run.id) == run.rounds:
+            time.sleep(0.1)
+    return now
+
+
+def _listed(home: Path, id: str) -> Mapping[str, Any]:
+    return next(each for each in flower.list_runs(LINK, home) if str(each["run-id"]) == id)
+
+
+def _rounds(home: Path, id: str) -> str:
+    run = _folder(home, id)
     return f"{len(run.rounds)}/{run.total}" if run else ""
 
 
@@ -95,7 +140,7 @@ def _described(home: Path, listed: Mapping[str, Any]) -> Submission:
         printable(state),
         printable(since),
         run.name if run else "",
-        _rounds(run),
+        _rounds(home, id),
         str(run.path) if run else "",
     )
 

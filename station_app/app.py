@@ -8,15 +8,17 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from hfedatm.base import logs
 from hfedatm.base.answering import answering
 from hfedatm.base.handover.parcel import by_parcel
+from hfedatm.base.noting import noted
 from hfedatm.base.trust.introduction import introduction
 from hfedatm.base.trust.obeying import obey
 from hfedatm.base.trust.origin import known_origin
 from hfedatm.deploy import bridge
 
 # The spool stores the answers to a station's jobs.
-client = ClientApp(mods=[partial(known_origin, keep=False), by_parcel, obey])
+client = ClientApp(mods=[partial(known_origin, keep=False), by_parcel, noted, obey])
 server = ServerApp()
 
 
@@ -47,6 +49,7 @@ def serve(grid: Grid, context: Context) -> None:
     from hfedatm.base.handover import service
     from hfedatm.base.handover.spool import Spool
 
+    logs.configure()
     work = _Work(grid)
     spool = Spool(Path(str(context.run_config["spool"])))
     service.serve(spool, lambda job: service.do(job, work))
@@ -67,8 +70,9 @@ class _Work:
         from hfedatm.base.tiers import children, require_tier
         from station_app.station import run_station  # late: the client side must start fast
 
+        task = Task.from_record(content["task"])
+        logs.about(task.run)
         if not self._complete:  # nodes start together: the first job may precede the last client
-            task = Task.from_record(content["task"])
             settings = task.settings
             number = children(settings, task.level)
             nodes = self._roster.wait_for(number, settings.join_timeout)

@@ -21,6 +21,7 @@ FLOORS = {  # from the ground up; the longest name that fits a module counts
     "what a person touches": [
         *("hfedatm.cli", "hfedatm.report", "hfedatm.reproduce", "hfedatm.comparison"),
         *(
+            "hfedatm.backup",
             "hfedatm.doctor",
             "hfedatm.exporting",
             "hfedatm.monitor",

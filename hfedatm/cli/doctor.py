@@ -36,13 +36,15 @@ def doctor(
 
       hfedatm doctor --folder /state --secrets /secrets --policy /policy.toml --reach gateway:8000
     """
-    from hfedatm.doctor import Patient, examine, installation, patients, processes
+    from hfedatm.doctor import Patient, examine, installation, patients, processes, this_container
 
     folder = folder.resolve()
     found = {"installation": list(installation())}
     if secrets is not None or policy is not None or reach:
         file = policy or folder / "policy.toml"
         there = [Patient("this machine", folder, secrets, file, tuple(reach or ()))]
+    elif not (folder / "operator").is_dir() and (inside := this_container()):
+        there = [inside]
     else:
         there = patients(folder)
         found["processes"] = list(processes(folder))

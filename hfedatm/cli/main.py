@@ -12,6 +12,7 @@ from hfedatm.base.errors import UserError
 from hfedatm.cli import (
     assign,
     audit,
+    backup,
     check,
     compare,
     deploy,
@@ -19,6 +20,7 @@ from hfedatm.cli import (
     export,
     grams,
     init,
+    keys,
     merge,
     monitor,
     policy,
@@ -80,6 +82,11 @@ typer_app.command("down")(deploy.down)
 typer_app.command("submit")(deploy.submit)
 typer_app.command("runs")(runs.runs)
 typer_app.command("stop")(runs.stop)
+typer_app.command("backup")(backup.backup)
+typer_app.command("restore")(backup.restore)
+typer_app.command("renew")(keys.renew)
+typer_app.command("revoke")(keys.revoke)
+typer_app.command("replace")(keys.replace)
 typer_app.command("doctor")(doctor.doctor)
 typer_app.command("monitor")(monitor.monitor)
 typer_app.command("scaffold")(scaffold.scaffold)

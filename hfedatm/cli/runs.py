@@ -45,6 +45,9 @@ def runs(folder: DeploymentFolder = STATE, as_json: AsJson = False) -> None:
 
 def stop(
     run: Annotated[str, typer.Argument(help="Id or name of the run, as 'hfedatm runs' shows it.")],
+    after_round: Annotated[
+        bool, typer.Option("--after-round", help="Wait until the current round is finished.")
+    ] = False,
     folder: DeploymentFolder = STATE,
 ) -> None:
     """End a run of a deployment; its finished rounds stay, and it can be resumed.
@@ -53,11 +56,11 @@ def stop(
 
       hfedatm stop 1234567890
 
-      hfedatm stop my-run
+      hfedatm stop my-run --after-round
     """
     from hfedatm.submissions import stop as stop_run
 
-    stopped = stop_run(operator_of(folder), run)
+    stopped = stop_run(operator_of(folder), run, after_round=after_round)
     typer.echo(f"stopped run {stopped.id}, {stopped.rounds or 'before its first round'}")
     if stopped.results:
         typer.echo(f"continue with: hfedatm submit resume={stopped.results}")

@@ -24,6 +24,8 @@ from hfedatm.base.trust.enrolment import EnrolmentError, read_certificate
 from hfedatm_files import PRIVATE, write_bytes
 
 LIFETIME = timedelta(days=825)  # the longest that TLS libraries accept for a server
+AUTHORITY_LIFETIME = timedelta(days=3650)
+"""Nodes trust the authority's certificate that they have; a new one must reach all of them."""
 
 
 def make_authority(folder: Path) -> None:
@@ -31,16 +33,21 @@ def make_authority(folder: Path) -> None:
     if (folder / "ca.key").exists():
         return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    key = ec.generate_private_key(ec.SECP384R1())
+    _write(folder / "ca.key", _pem(ec.generate_private_key(ec.SECP384R1())))
+    renew_authority(folder)
+
+
+def renew_authority(folder: Path) -> None:
+    """Make ``ca.pem`` anew with the same key and name, so that what it has issued stays valid."""
+    key = _authority_key(folder)
     name = _name("HFedATM authority")
     certificate = (
-        _certificate(name, name, key.public_key())
+        _certificate(name, name, key.public_key(), AUTHORITY_LIFETIME)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    _write(folder / "ca.key", _pem(key))
     _write(folder / "ca.pem", certificate.public_bytes(serialization.Encoding.PEM), public=True)
 
 
@@ -165,7 +172,10 @@ def issue_node_certificate(
 
 
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    lifetime: timedelta | None = None,
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     return (
@@ -175,7 +185,7 @@ def _certificate(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(minutes=5))  # the clocks of two machines differ a little
-        .not_valid_after(now + LIFETIME)
+        .not_valid_after(now + (lifetime or LIFETIME))
     )
 
 

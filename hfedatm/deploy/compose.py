@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hfedatm.base.errors import UserError
 from hfedatm.base.trust import writing
-from hfedatm.deploy import certificates, size
+from hfedatm.deploy import certificates, node_keys, size
 from hfedatm.deploy.tree import SERVER, Node, nodes
 
 FILES = ("docker-compose.yml", "docker-compose.insecure.yml", "docker-compose.gpu.yml")
@@ -122,7 +122,8 @@ def write_secrets(folder: Path, deployment: Deployment) -> None:
         known.mkdir(mode=0o700, exist_ok=True)
         for node in below:
             certificates.enrol(folder, folder / node, node, link, deployment.nodes[node].place)
-            shutil.copyfile(folder / node / "node.pub", known / f"{node}.pub")
+            if not node_keys.is_revoked(folder, node):
+                shutil.copyfile(folder / node / "node.pub", known / f"{node}.pub")
         for key in known.glob("*.pub"):
             if key.stem not in below:
                 key.unlink()

@@ -91,12 +91,25 @@ def follow(run_id: int, link: str, home: Path | None = None) -> tuple[str, str]:
         time.sleep(1)  # the stream broke, or ended shortly before the run
 
 
-def register_node(public_key: Path, link: str, home: Path | None = None) -> None:
-    """Register the node that holds the private key; registering it again is no error."""
+def register_node(public_key: Path, link: str, home: Path | None = None) -> int | None:
+    """Register the node that holds the private key and return its number.
+
+    Registering it again is no error; the number is then not told.
+    """
     try:
-        _flwr(["supernode", "register", str(public_key), link], home)
+        return int(_flwr(["supernode", "register", str(public_key), link], home)["node-id"])
     except FlowerError as error:
         if "already" not in str(error):
+            raise
+        return None
+
+
+def unregister_node(number: int, link: str, home: Path | None = None) -> None:
+    """Forget a node; one that is not known is no error."""
+    try:
+        _flwr(["supernode", "unregister", str(number), link], home)
+    except FlowerError as error:
+        if "not found" not in str(error).lower():
             raise
 
 

@@ -32,7 +32,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from hfedatm.base.versions import HEADER, own_version
+from hfedatm.deploy import serving
 from hfedatm.deploy.deliveries import Deliveries, Refused
+from hfedatm.deploy.refusing import Withdrawn
 from hfedatm.flower_internals import PULL, PullMessagesResponse
 
 log = logging.getLogger("uvicorn.error")
@@ -60,9 +63,11 @@ def build(
     ca_file: str | None = None,
     max_body: int = MAX_BODY,
     deliveries: Deliveries | None = None,
+    secrets: Path | None = None,
 ) -> Starlette:
     """Return the gateway to the SuperLink at the URL `upstream`, as an ASGI application."""
     known = deliveries or Deliveries()
+    withdrawn = Withdrawn(secrets)
     verify = ssl.create_default_context(cafile=ca_file) if ca_file else True
     # Flower's nodes give up after 30 s; the proxies in the environment are not for this link.
     client = httpx.AsyncClient(base_url=upstream, verify=verify, timeout=60, trust_env=False)
@@ -90,6 +95,9 @@ def build(
         if not _ALLOWED.fullmatch(request.url.path):
             log.warning("refused %s: a node may use the Fleet API only", request.url.path)
             return PlainTextResponse("this address serves the Fleet API only", 403)
+        if name := withdrawn.refuses(request.headers):
+            log.warning("refused %s: the key of %s is revoked", request.url.path, name)
+            return PlainTextResponse("this node's key is revoked", 401)
         body = bytearray()
         async for part in request.stream():
             body += part
@@ -117,6 +125,8 @@ def build(
             )
         response = Response(answer.content, answer.status_code)
         response.raw_headers += _end_to_end(answer.headers.raw)
+        if request.url.path == "/health":
+            response.headers[HEADER] = own_version()  # for `hfedatm doctor` on the nodes below
         return response
 
     route = Route("/{path:path}", forward, methods=["GET", "POST"])
@@ -148,8 +158,15 @@ def main() -> None:
     parser.add_argument("--key", help="the certificate's private key")
     parser.add_argument("--state", type=Path, help="file that remembers what nodes were given")
     arguments = parser.parse_args()
+    serving.prepare()
+    secrets = Path(arguments.cert).parent if arguments.cert else None
     uvicorn.run(
-        build(arguments.upstream, arguments.ca, deliveries=Deliveries(arguments.state)),
+        build(
+            arguments.upstream,
+            arguments.ca,
+            deliveries=Deliveries(arguments.state),
+            secrets=secrets,
+        ),
         host=arguments.host,
         port=arguments.port,
         ssl_certfile=arguments.cert,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
+import tomllib
 import urllib.request
 from collections import Counter
 from collections.abc import Callable
@@ -17,9 +18,10 @@ from pathlib import Path
 from hfedatm.base.errors import UserError
 from hfedatm.base.trust import writing
 from hfedatm.base.trust.policy import Policy
-from hfedatm.deploy import certificates, flower, machines, size, tree
+from hfedatm.deploy import certificates, flower, machines, node_keys, size, tree
 from hfedatm.deploy.machines import Machine, Process
 from hfedatm.deploy.processes import Processes
+from hfedatm.deploy.registration import Registration
 
 HOST = "127.0.0.1"
 
@@ -107,6 +109,7 @@ def up(
     write_policies(folder, layout, policy)
     secure = layout.nodes[0][0].secrets is not None
     ca_file = make_secrets(folder / "secrets", layout) if secure else None
+    admitted = [n for n in layout.nodes if not node_keys.is_revoked(folder / "secrets", n[0].name)]
     operator = folder / "operator"
     machines.write_connections(operator, layout.addresses, ca_file)
     size.note(operator, *layout.sizes)
@@ -120,18 +123,48 @@ def up(
         for process in tier.values():
             processes.start(process)
         for process in tier.values():
-            _wait(f"{process.name} answers", partial(_healthy, process, ca_file), deadline)
+            _wait(f"{process.name} answers", partial(healthy, process, ca_file), deadline)
         if tier is layout.links and secure:
-            _register(layout, operator)
-    for _, _, process in layout.nodes:
+            _register(admitted, operator)
+    for _, _, process in admitted:
         processes.start(process)
-    for link, expected in Counter(above for _, above, _ in layout.nodes).items():
+    for link, expected in Counter(above for _, above, _ in admitted).items():
         _wait(
             f"{expected} nodes are online at {link}",
             partial(_online, link, expected, operator),
             deadline,
         )
     return processes
+
+
+def plan_of(folder: Path) -> Plan:
+    """Return the plan of a deployment that was started in this folder before."""
+    operator = folder / "operator"
+    sizes = size.read(operator)
+    if sizes is None or not (operator / "config.toml").exists():
+        raise DeploymentError(f"{folder} holds no deployment: start one with `hfedatm up`")
+    links = tomllib.loads((operator / "config.toml").read_text(encoding="utf-8"))["superlink"]
+    first_port = int(links[tree.SERVER]["address"].rpartition(":")[2])
+    insecure = not (folder / "secrets").is_dir()
+    return plan(folder, *sizes, insecure=insecure, first_port=first_port)
+
+
+def processes_of(folder: Path) -> dict[str, Process]:
+    """Return the planned processes of a deployment by name; none if its plan is not known."""
+    if size.read(folder / "operator") is None:
+        return {}
+    known = plan_of(folder)
+    every = [*known.links.values(), *known.gateways.values(), *(node for _, _, node in known.nodes)]
+    return {process.name: process for process in every}
+
+
+def restart_node(folder: Path, name: str, link: str) -> None:
+    """Admit the key that a node has now, and start its process with it."""
+    [(machine, process)] = [(m, p) for m, _, p in plan_of(folder).nodes if m.name == name]
+    Registration(link, folder / "operator").register(Path(machine.secret("node.pub")))
+    processes = Processes(folder)
+    processes.end(process.name)
+    processes.start(process)
 
 
 def make_secrets(folder: Path, layout: Plan) -> str:
@@ -146,13 +179,13 @@ def make_secrets(folder: Path, layout: Plan) -> str:
     return str(folder / "ca.pem")
 
 
-def _register(layout: Plan, operator: Path) -> None:
+def _register(nodes: list[tuple[Machine, str, Process]], operator: Path) -> None:
     def register(node: tuple[Machine, str, Process]) -> None:
         machine, above, _ = node
-        flower.register_node(Path(machine.secret("node.pub")), above, operator)
+        Registration(above, operator).register(Path(machine.secret("node.pub")))
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(register, layout.nodes))
+        list(pool.map(register, nodes))
 
 
 def _check_ports(processes: list[Process]) -> None:
@@ -172,7 +205,8 @@ def _online(link: str, expected: int, operator: Path) -> bool:
     return flower.online_nodes(link, operator) >= expected
 
 
-def _healthy(process: Process, ca_file: str | None) -> bool:
+def healthy(process: Process, ca_file: str | None) -> bool:
+    """Return whether a process answers; a node does so in plain text, on its own machine only."""
     scheme = "http" if ca_file is None else "https"
     context = None if ca_file is None else ssl.create_default_context(cafile=ca_file)
     try:

@@ -14,6 +14,7 @@ from pathlib import Path
 import tomli_w
 
 from hfedatm.base.environment import PRELOAD
+from hfedatm.base.logs import PROCESS
 from hfedatm.base.trust import secrets
 from hfedatm.base.trust.policy import VARIABLE as POLICY
 from hfedatm.deploy.installed_app import APP
@@ -22,6 +23,7 @@ from hfedatm.deploy.installed_app import APP
 # with the first optimizer, and the embedded data set is scikit-learn's.
 _STATION_WORK = "station_app.app"
 _CLIENT_WORK = "client_app.app client_app.client client_app.secure torch._dynamo sklearn.datasets"
+_LAUNCH = (sys.executable, "-m", "hfedatm.deploy.launch")
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Machine:
 
 def link(machine: Machine, port: int, host: str = "127.0.0.1") -> Process:
     """Return a SuperLink. Only its operator and its gateway must be able to reach it."""
-    command = ["flower-superlink", "--host", host, "--port", str(port)]
+    command = [*_LAUNCH, "flower-superlink", "--host", host, "--port", str(port)]
     command += ["--database", str(machine.state / "link.db")]
     command += ["--disable-runtime-dependency-installation"]
     if machine.secrets is None:
@@ -93,7 +95,7 @@ def node(
         f"{key}={value}" if isinstance(value, int) else f'{key}="{value}"'
         for key, value in config.items()
     )
-    command = ["flower-supernode", "--superlink", gateway_address, "--port", str(port)]
+    command = [*_LAUNCH, "flower-supernode", "--superlink", gateway_address, "--port", str(port)]
     command += ["--node-config", values]
     if machine.secrets is None:
         command += ["--insecure"]
@@ -113,10 +115,12 @@ def node(
 
 def _process(machine: Machine, kind: str, command: list[str], port: int) -> Process:
     # A node's memory from round to round is part of its machine's state.
+    name = f"{machine.name}-{kind}"
     own = {"HFEDATM_STATE": str(machine.state / "memory"), POLICY: str(machine.policy_file)}
+    own[PROCESS] = name
     if machine.secrets is not None:
         own[secrets.FOLDER] = str(machine.secrets)
-    return Process(f"{machine.name}-{kind}", command, machine.state / f"{kind}-home", port, own)
+    return Process(name, command, machine.state / f"{kind}-home", port, own)
 
 
 def write_connections(home: Path, addresses: Mapping[str, str], ca_file: str | None) -> None:

@@ -21,6 +21,7 @@ from typing import NoReturn
 
 import psutil
 
+from hfedatm.base import logs
 from hfedatm.base.environment import PRELOAD
 from hfedatm.deploy.installed_app import run_installed_app_only
 from hfedatm.flower_internals import clientapp_command
@@ -37,6 +38,7 @@ def serve(node: psutil.Process) -> None:
     command = clientapp_command()
     for module in os.environ.get(PRELOAD, "").split():
         import_module(module)
+    logs.configure()
     gc.freeze()  # keep the collector from touching, and so copying, these objects in every fork
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks are not waited for
     try:
@@ -103,6 +105,7 @@ def _lives(process: psutil.Process) -> bool:
 
 def do_one(arguments: list[str]) -> None:
     """Do the work of Flower's command in this process, because no prefork process answers."""
+    logs.configure()
     run_installed_app_only()
     sys.argv = ["flwr-clientapp", *arguments]
     clientapp_command()()

@@ -63,6 +63,13 @@ class Processes:
                 continue
         return living
 
+    def end(self, name: str, patience: float = 10.0) -> None:
+        """End one process and its children, if it is alive."""
+        if process := self.living().get(name):
+            family = [process, *process.children(recursive=True)]
+            _end([process], "terminate", patience)
+            _end(family, "kill", patience)
+
     def down(self, patience: float = 10.0) -> list[str]:
         """End the processes and their children; return the names of those that were alive."""
         living = self.living()

@@ -36,7 +36,7 @@ def sized(given: Mapping[str, Any], operator: Path) -> dict[str, Any]:
     """
     if given.get("resume"):  # a resumed run keeps its own settings
         return dict(given)
-    found = _read(operator)
+    found = read(operator)
     if found is None:
         missing = [key for key in _KEYS if not given.get(key) and not given.get("tiers")]
         if missing:
@@ -64,7 +64,8 @@ def sized(given: Mapping[str, Any], operator: Path) -> dict[str, Any]:
     return {**given, **meant}
 
 
-def _read(operator: Path) -> tuple[int, ...] | None:
+def read(operator: Path) -> tuple[int, ...] | None:
+    """Return the noted children per level; None if nobody has noted them."""
     for file in (operator / _FILE, MOUNTED / _FILE):
         if file.is_file():
             return tuple(int(number) for number in json.loads(file.read_text(encoding="utf-8")))

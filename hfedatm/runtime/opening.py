@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from client_app.train_fn import load_train_fn, takes_context
-from hfedatm.base import presence, tracebacks
+from hfedatm.base import logs, presence, tracebacks
 from hfedatm.base.building import (
     build_method,
     build_model,
@@ -62,6 +62,7 @@ def open_run(given: Mapping[str, Any]) -> Iterator[RunFolder]:
         _warn(check(settings))
         folder = RunFolder.create(settings)
         presence.announce(folder.path)
+    logs.about(folder.id)
     try:
         with tracebacks.kept_in(folder.path):
             try:
@@ -142,6 +143,9 @@ def _warn(warnings: list[str]) -> None:
 
 def _narrate() -> None:
     """Send the run's lines to standard output without prefix, which `flwr run --stream` shows."""
+    if logs.wanted():
+        logs.configure()
+        return
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.handlers[:] = [handler]

@@ -18,20 +18,26 @@ from hfedatm.runtime.mapped import MappedGrid
 
 log = logging.getLogger("hfedatm")
 
+ASK_AGAIN = 5.0
+"""Seconds after which a node that could not be used is asked again: it may have been mended."""
+
 
 class Roster:
-    """The nodes of a Grid; a node is asked once, when it is first seen."""
+    """The nodes of a Grid; a node is asked when first seen, and a refused one again later."""
 
     def __init__(self, grid: Grid, poll: float = 0.05) -> None:
         self._grid = grid
         self._poll = poll
         self._patience = 60.0
         self._known: dict[int, NodeIdentity] = {}
+        self._refused: dict[int, tuple[str, float]] = {}
 
     def present(self) -> list[NodeIdentity]:
         """Return the nodes that are connected now, in the order of their places."""
         ids = sorted(self._grid.get_node_ids())
-        self._ask([node_id for node_id in ids if node_id not in self._known])
+        now = time.monotonic()
+        waiting = {i for i, (_, when) in self._refused.items() if now - when < ASK_AGAIN}
+        self._ask([i for i in ids if i not in self._known and i not in waiting])
         return sorted(
             (self._known[i] for i in ids if i in self._known), key=lambda n: (n.index, n.node_id)
         )
@@ -47,8 +53,14 @@ class Roster:
             if time.monotonic() > deadline:
                 if nodes:
                     return nodes
-                raise UserError(f"no node has connected within {timeout:g} s: is any running?")
+                raise UserError(self._why_none(timeout))
             time.sleep(0.2)
+
+    def _why_none(self, timeout: float) -> str:
+        if not self._refused:
+            return f"no node has connected within {timeout:g} s: is any running?"
+        reasons = "; ".join(f"node {i}: {reason}" for i, (reason, _) in self._refused.items())
+        return f"no node can be used: {reasons}"
 
     def _ask(self, ids: Sequence[int]) -> None:
         if not ids:
@@ -63,7 +75,12 @@ class Roster:
             try:
                 self._known[node_id] = introduced(reply, nonces[node_id])
             except Exception as error:  # errors of any class: a node may answer anything
-                log.warning("node %d does not say who it is: %s", node_id, reason_of(error))
+                reason = reason_of(error)
+                if self._refused.get(node_id, ("",))[0] != reason:
+                    log.warning("node %d does not say who it is: %s", node_id, reason)
+                self._refused[node_id] = (reason, time.monotonic())
+            else:
+                self._refused.pop(node_id, None)
 
 
 class LiveGrid(MappedGrid):

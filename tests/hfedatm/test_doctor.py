@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 
 import hfedatm.doctor
 from hfedatm.base.trust import writing
+from hfedatm.base.versions import own_version
 from hfedatm.cli.main import typer_app
 from hfedatm.deploy import certificates, machines
-from hfedatm.doctor import Patient, examine, installation
+from hfedatm.doctor import Patient, examine, installation, this_container
 
 
 @pytest.fixture
@@ -110,7 +111,12 @@ def server(request):
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response_only(200)
-            self.send_header("Date", formatdate(time.time() + request.param, usegmt=True))
+            off, version = (
+                request.param if isinstance(request.param, tuple) else (request.param, "")
+            )
+            self.send_header("Date", formatdate(time.time() + off, usegmt=True))
+            if version:
+                self.send_header("hfedatm-version", version)
             self.end_headers()
 
         def log_message(self, *_):
@@ -125,12 +131,46 @@ def server(request):
     made.server_close()
 
 
-@pytest.mark.parametrize(("server", "state"), [(0, []), (3600, ["bad"])], indirect=["server"])
+@pytest.mark.parametrize(
+    ("server", "state"), [((0, ""), []), ((3600, ""), ["bad"])], indirect=["server"]
+)
 def test_the_clock_of_the_other_side(patient, server, state):
     plain = Patient("p", patient.state, None, patient.policy, (server,))
     found = bad(plain)
     assert [f.state for f in found] == state
     assert all("clock" in f.what and "NTP" in f.cure for f in found)
+
+
+@pytest.mark.parametrize(
+    ("server", "state"), [((0, own_version()), []), ((0, "99.0.0"), ["bad"])], indirect=["server"]
+)
+def test_the_version_of_the_other_side(patient, server, state):
+    plain = Patient("p", patient.state, None, patient.policy, (server,))
+    assert [f.state for f in bad(plain)] == state
+    assert all("99.0.0" in f.what and f.cure for f in bad(plain))
+
+
+def test_a_container_knows_its_own_parts_and_whom_it_must_reach(patient, monkeypatch):
+    """A node runs beside the doctor; its command line says where it connects to."""
+    assert this_container() is None
+    for name, path in (
+        ("STATE", patient.state),
+        ("SECRETS", patient.secrets),
+        ("POLICY", patient.policy),
+    ):
+        monkeypatch.setattr(f"hfedatm.deploy.container.{name}", path)
+    wait = "import sys; print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", wait, "--superlink", "127.0.0.1:9", "--port", "1"]
+    node = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        node.stdout.readline()
+        assert "127.0.0.1:9" in this_container().reach
+        done = CliRunner().invoke(typer_app, ["doctor", "--json"])
+    finally:
+        node.communicate()
+    found = json.loads(done.stdout)["this machine"]
+    assert any("station-1, number 0 of server" in f["what"] for f in found)
+    assert any(f["what"].startswith("127.0.0.1:9") and f["state"] == "bad" for f in found)
 
 
 def test_nobody_answers(patient):

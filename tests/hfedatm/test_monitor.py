@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from hfedatm.base.trust.policy import Policy
+from hfedatm.deploy import certificates
 from hfedatm.monitor import Machine, application
 
 ROOT = Path(__file__).parents[2]
@@ -106,12 +107,11 @@ def test_a_folder_that_is_being_written_is_left_out(deployment, results, tmp_pat
 
 
 def test_the_dashboard_and_the_alerts_ask_for_metrics_that_exist(deployment, results):
+    certificates.make_authority(deployment / "secrets")
+    certificates.make_node_key(deployment / "secrets", deployment / "secrets" / "server")
     names = {key[0] for key in values(deployment, results)}
     dashboard = json.loads((ROOT / "deploy/monitoring/dashboard.json").read_text())
-    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    asked += [variable["query"] for variable in dashboard["templating"]["list"]]
-    alerts = yaml.safe_load((ROOT / "deploy/monitoring/alerts.yaml").read_text())
-    asked += [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
+    asked = expressions() + [variable["query"] for variable in dashboard["templating"]["list"]]
     used = {name for text in asked for name in re.findall(r"hfedatm_\w+", text)}
     assert used and used <= names
 
@@ -128,3 +128,51 @@ def test_a_private_client_tells_how_much_is_left(tmp_path, monkeypatch):
     run_small(tmp_path, rounds=1, **{"privacy.mechanism": "example", "privacy.epsilon": 2})
     left = Machine(tmp_path / "state").epsilon_left()
     assert list(left) == ["state"] and 0 < left["state"] < 50
+
+
+def test_certificates_and_disk(deployment, tmp_path):
+    authority = deployment / "secrets"
+    certificates.make_authority(authority)
+    certificates.make_link_certificate(authority, authority / "server", ["localhost"])
+    (authority / "server" / "broken.pem").write_text("nothing")
+    found = values(deployment)
+    days = found["hfedatm_certificate_days_left", ("machine", "server")]
+    assert days == pytest.approx(certificates.LIFETIME.days, abs=0.1)  # the authority's is longer
+    assert found["hfedatm_disk_free_bytes", ("folder", str(deployment))] > 0
+
+
+def expressions():
+    """Return every expression of the dashboard, with its variable filled in, and of the alerts."""
+    dashboard = json.loads((ROOT / "deploy/monitoring/dashboard.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    alerts = yaml.safe_load((ROOT / "deploy/monitoring/alerts.yaml").read_text())
+    asked += [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
+    return [expression.replace("$run", ".*") for expression in asked]
+
+
+def test_panels_do_not_overlap_and_have_a_title():
+    dashboard = json.loads((ROOT / "deploy/monitoring/dashboard.json").read_text())
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    cells = [
+        (x, y)
+        for panel in dashboard["panels"]
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24
+    assert all(panel["title"] for panel in dashboard["panels"])
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool (of Prometheus) is not here")
+def test_prometheus_itself_accepts_alerts_expressions_and_metrics(deployment, results, tmp_path):
+    def promtool(*arguments, **more):
+        done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, **more)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    promtool("test", "rules", str(ROOT / "deploy/monitoring/alerts_test.yaml"))
+    rules = [{"record": f"r:{i}", "expr": each} for i, each in enumerate(expressions())]
+    (tmp_path / "rules.yaml").write_text(
+        yaml.safe_dump({"groups": [{"name": "g", "rules": rules}]})
+    )
+    promtool("check", "rules", str(tmp_path / "rules.yaml"))
+    promtool("check", "metrics", input=ask(deployment, results).get("/metrics").text)

@@ -15,6 +15,7 @@ from helpers import Saboteur
 from hfedatm.base.errors import UserError
 from hfedatm.base.handover.parcel import by_parcel
 from hfedatm.base.streaming import NO_REPLY, StreamingGrid
+from hfedatm.base.versions import own_version
 from hfedatm.runtime.in_process import InProcessGrid
 from hfedatm.runtime.mapped import MappedGrid
 from hfedatm.runtime.roster import LiveGrid, Roster
@@ -127,7 +128,8 @@ class FakeLink(Grid):
         node = message.metadata.dst_node_id
         if message.metadata.message_type == "query":
             index, siblings = self.nodes.index(node), len(self.nodes)
-            place = ConfigRecord({"tier": self.tier, "index": index, "siblings": siblings})
+            said = {"tier": self.tier, "index": index, "siblings": siblings}
+            place = ConfigRecord(said | {"version": own_version()})
             return Message(RecordDict({"node": place}), reply_to=message)
         if node < 0:
             return Message(Error(3, "node unavailable"), reply_to=message)
@@ -252,6 +254,28 @@ class TestRoster:
         roster.present()
         assert len(link.received) == 2
 
+    def test_a_node_of_another_version_is_refused_by_name_and_taken_once_it_is_mended(
+        self, monkeypatch, caplog
+    ):
+        class Link(FakeLink):
+            version = "99.1.0"
+
+            def answer(self, message):
+                reply = super().answer(message)
+                reply.content["node"]["version"] = self.version
+                return reply
+
+        link = Link([70])
+        roster = Roster(link, poll=0.001)
+        with pytest.raises(UserError, match="node 70: it has hfedatm 99.1.0 and this node"):
+            roster.wait_for(1, timeout=0.01)
+        assert roster.present() == [] and len(link.received) == 1  # not asked again at once
+        monkeypatch.setattr("hfedatm.runtime.roster.ASK_AGAIN", 0.0)
+        assert roster.present() == []
+        assert caplog.text.count("99.1.0") == 1  # one line, however often it is asked
+        link.version = own_version()  # upgraded: the same key, so the same node id
+        assert [node.node_id for node in roster.present()] == [70]
+
     def test_nobody_there_is_said(self):
         with pytest.raises(UserError, match="no node has connected within 0.01 s"):
             Roster(FakeLink([]), poll=0.001).wait_for(2, timeout=0.01)
@@ -306,7 +330,8 @@ class TestInProcessGrid:
         saboteur = Saboteur(lambda message, reply: reply, set())
         context = Context(0, 1, {"partition-id": 3, "num-partitions": 8}, RecordDict(), {})
         reply = saboteur(to(1, kind="query")[0], context)
-        assert dict(reply.content["node"]) == {"tier": "client", "index": 3, "siblings": 8}
+        place = {"tier": "client", "index": 3, "siblings": 8}
+        assert dict(reply.content["node"]) == place | {"version": own_version()}
 
 
 class Tracked(RecordDict):

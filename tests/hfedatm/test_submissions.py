@@ -98,3 +98,42 @@ def test_stop_waits_for_a_round_that_the_process_still_saves(flwr, tmp_path, mon
 
     monkeypatch.setattr(submissions.time, "sleep", the_round_ends)
     assert submissions.stop(home, str(run_id)).rounds == "2/3"
+
+
+def test_a_run_is_stopped_when_its_round_is_finished(flwr, tmp_path, monkeypatch):
+    """The next round's line appears while the command waits."""
+    home, table, _ = flwr
+    run = submissions.submit(home, {"output": str(tmp_path)})
+    folder = run_small(tmp_path, rounds=2)
+    RunFolder.reopen(str(folder), {}).note_flower_run(run)
+    lines = (folder / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (folder / "rounds.jsonl").write_text(lines[0])
+    looks = []
+
+    def sleep(_):
+        looks.append(table[str(run)]["status"])
+        if len(looks) == 3:
+            (folder / "rounds.jsonl").write_text("".join(lines))
+
+    monkeypatch.setattr(submissions.time, "sleep", sleep)
+    stopped = submissions.stop(home, str(run), after_round=True)
+    assert looks == ["running"] * 3
+    assert (stopped.rounds, table[str(run)]["status"]) == ("2/2", "finished:stopped")
+
+
+def test_a_run_that_ends_meanwhile_needs_no_stop(flwr, tmp_path, monkeypatch):
+    home, table, _ = flwr
+    run = submissions.submit(home, {"output": str(tmp_path)})
+    monkeypatch.setattr(submissions.time, "monotonic", iter(range(0, 10**6, 100)).__next__)
+    real = flower.list_runs
+    asked = []
+
+    def list_runs(*given):
+        asked.append(1)
+        if len(asked) == 3:
+            table[str(run)]["status"] = "finished:completed"
+        return real(*given)
+
+    monkeypatch.setattr(flower, "list_runs", list_runs)
+    stopped = submissions.stop(home, str(run), after_round=True)
+    assert stopped.state == table[str(run)]["status"] == "finished:completed"

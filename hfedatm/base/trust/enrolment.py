@@ -14,6 +14,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from hfedatm.base.trust import revocation
 from hfedatm.base.trust.secrets import secrets_folder
 
 LONGEST_CERTIFICATE = 8192
@@ -113,6 +114,8 @@ def read_certificate(certificate: bytes, ca: bytes | None = None) -> Enrolled:
         key = found.public_key()
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise ValueError("it is not a node's certificate")
+        if (own := secrets_folder()) and revocation.fingerprint(key) in revocation.revoked(own):
+            raise ValueError("the operator has revoked its key")
         name, above, place = (
             _only(found.subject, oid)
             for oid in (

@@ -1,4 +1,7 @@
-"""Introduce nodes: a tier asks a node for its place in the tree, and the node proves its answer."""
+"""Introduce nodes: a tier asks a node for its place in the tree, and the node proves its answer.
+
+Both say their version; each refuses one that it does not work with.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from hfedatm.base.trust.enrolment import EnrolmentError, Identity, read_certificate
 from hfedatm.base.trust.secrets import secrets_folder
+from hfedatm.base.versions import check_version, own_version
 
 if TYPE_CHECKING:
     from hfedatm.base.wire import NodeIdentity
@@ -24,20 +28,24 @@ def new_nonce() -> bytes:
 
 def question(nonce: bytes) -> RecordDict:
     """Return the question that asks a node for its place."""
-    return RecordDict({"challenge": ConfigRecord({"nonce": nonce})})
+    return RecordDict({"challenge": ConfigRecord({"nonce": nonce, "version": own_version()})})
 
 
 def introduction(message: Message, context: Context, tier: str) -> RecordDict:
     """Return a node's answer, with a proof if the node is enrolled."""
+    challenge = message.content.get("challenge")
+    asked = challenge if isinstance(challenge, ConfigRecord) else ConfigRecord()
+    if challenge is not None:  # else it is no tier that asks, and no task will follow
+        check_version(asked.get("version"))
     config = context.node_config
     said: dict[str, str | int | bytes] = {
         "tier": tier,
         "index": int(config.get("partition-id", -1)),
         "siblings": int(config.get("num-partitions", 0)),
+        "version": own_version(),
     }
     if own := Identity.load():
-        challenge = message.content.get("challenge")
-        nonce = challenge.get("nonce") if isinstance(challenge, ConfigRecord) else None
+        nonce = asked.get("nonce")
         if not isinstance(nonce, bytes) or len(nonce) != _NONCE_BYTES:
             raise EnrolmentError("the question has no nonce")
         said["certificate"] = own.certificate
@@ -50,15 +58,16 @@ def introduced(reply: Message, nonce: bytes) -> NodeIdentity:
 
     Raises
     ------
-    BadReply, EnrolmentError
+    BadReply, EnrolmentError, WrongVersion
         The message says why the answer cannot be used.
     """
     from hfedatm.base.wire import read_identity  # late: only the asking tier needs torch
 
     node = read_identity(reply)
+    said: Any = reply.content["node"]
+    check_version(said.get("version"))
     if secrets_folder() is None:
         return node
-    said: Any = reply.content["node"]
     certificate, signature = said.get("certificate"), said.get("signature")
     if not (isinstance(certificate, bytes) and isinstance(signature, bytes)):
         raise EnrolmentError("its answer has no proof")

@@ -11,6 +11,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from hfedatm.base import tracebacks
+from hfedatm.base.errors import UserError
 from hfedatm.base.handover.recordfile import content_bytes
 from hfedatm.base.records import MOST_FAILURES, BadReply, find_record, record_to_failures
 from hfedatm.base.round_record import Failure
@@ -142,7 +143,7 @@ def checked(
 
 def reason_of(error: BaseException) -> str:
     """Return one line that says what was wrong with a reply."""
-    if isinstance(error, BadReply):
+    if isinstance(error, BadReply | UserError):  # these explain themselves
         return printable(error)
     return printable(f"{type(error).__name__}: {printable(error)}")
 
