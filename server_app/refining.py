@@ -21,7 +21,7 @@ from hfedatm.base.kept_model import Sending
 from hfedatm.base.records import record_to_state, state_to_record
 from hfedatm.base.round_record import Refined
 from hfedatm.base.settings import Settings
-from hfedatm.base.wire import read_answers
+from hfedatm.base.wire import read_answers, reason_of
 from hfedatm.contracts import Rule
 from hfedatm_core import ChannelGraph, fit_layers
 from hfedatm_core.apart.layer_pairs import LayerPairs
@@ -76,8 +76,12 @@ class Refining(Asking):
             if why := self._too_few(found.stations):
                 done = done.model_copy(update={"reason": why})
                 break
-            answers = to_answers(asked, found.moments, found.grams)
-            changes = _changes(model, fit_layers(model, self.graph, [answers]))
+            try:
+                answers = to_answers(asked, found.moments, found.grams)
+                changes = _changes(model, fit_layers(model, self.graph, [answers]))
+            except (ValueError, RuntimeError) as error:  # the layers before it are fitted
+                done = done.model_copy(update={"reason": reason_of(error)})
+                break
             self._sending.changes = state_to_record(changes)
             arrays.update(self._sending.changes)  # in place: Flower continues from this record
             done = done.model_copy(

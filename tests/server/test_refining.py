@@ -394,6 +394,16 @@ def test_an_exchange_that_fails_leaves_the_layers_before_it_fitted(tmp_path, sab
     assert sum(d["examples"] for d in source.values()) > 0
 
 
+def test_what_cannot_be_fitted_stays_as_it_is(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise ValueError("singular")
+
+    monkeypatch.setattr(refining, "fit_layers", fail)
+    folder = run_small(tmp_path, "failed", **REFINE)
+    assert "singular" in lines_of(folder)[0]["refined"]["reason"]
+    assert_same_model(run_small(tmp_path, "plain", **APART), folder)
+
+
 def test_a_station_that_lost_its_model_is_named(tmp_path, monkeypatch):
     from hfedatm.base.kept_model import KeptModel
 
