@@ -1,4 +1,4 @@
-"""What a round costs in bytes, seconds and memory per tier, for any tree: a model with few constants.
+"""What a round of any tree costs per tier in bytes, seconds and memory: a model of few constants.
 
     python benchmarks/scaling_model.py              # 10^3, 10^5 and 10^7 clients
     python benchmarks/scaling_model.py --check benchmarks/results/superlink_load.json
@@ -126,14 +126,7 @@ def round_cost(
     }
 
 
-TREES = (
-    (20, 50),
-    (10, 10, 10),
-    (10, 100, 100),
-    (40, 50, 50),
-    (10, 100, 100, 100),
-    (50, 50, 60, 67),
-)
+TREES = ((20, 50), (10, 10, 10), (10, 100, 100), (40, 50, 50), (10, 100, 100, 100))
 
 
 def main() -> None:

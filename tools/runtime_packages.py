@@ -1,4 +1,4 @@
-"""Print the packages that an installed hfedatm needs at run time, with their versions: an SBOM's input.
+"""Print the packages that an installed hfedatm needs at run time: the input of an SBOM.
 
 The environment of a developer has more packages than a wheel brings along; this follows the
 wheel's own requirements, and theirs.
