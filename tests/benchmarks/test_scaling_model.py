@@ -20,7 +20,12 @@ def test_bytes_of_a_run_that_the_constants_have_not_seen(tmp_path):
         folder = run_small(
             tmp_path / f"{stations}-{clients}-{rounds}",
             rounds=1,
-            **{"stations": stations, "clients-per-station": clients, "station-rounds": rounds},
+            **{
+                "gram-min-rows": 1,
+                "stations": stations,
+                "clients-per-station": clients,
+                "station-rounds": rounds,
+            },
         )
         [line] = lines_of(folder)
         return [line["bytes_up"]["stations"], line["bytes_up"]["clients"]]
