@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install demo test test-marked test-docker test-flower fuzz lint pyproject bench docs clean
+.PHONY: install demo test test-marked test-docker test-flower fuzz lint pyproject bench docs wheel clean
 
 install: $(VENV)/.installed
 
@@ -60,6 +60,15 @@ pyproject: install ## the blocks of pyproject.toml that settings and dependencie
 
 bench: install     ## every figure of docs/performance.md; under 15 minutes on 2 quiet cores
 	$(BIN)/python benchmarks/run_all.py
+
+wheel: install     ## dist/: the wheel, its SBOM, checksums and, with KEY=~/.ssh/release, their signature
+	rm -rf dist && mkdir dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(PYTHON) -m venv "$$folder" \
+	&& "$$folder/bin/pip" install --quiet cyclonedx-bom && $(BIN)/python tools/runtime_packages.py \
+	| "$$folder/bin/cyclonedx-py" requirements - --output-reproducible --output-file dist/sbom.json
+	cd dist && sha256sum * > SHA256SUMS
+	test -z "$(KEY)" || ssh-keygen -Y sign -f "$(KEY)" -n hfedatm dist/SHA256SUMS
 
 docs: install      ## the documentation, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

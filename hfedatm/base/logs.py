@@ -18,6 +18,7 @@ PROCESS = "HFEDATM_PROCESS"
 """Environment variable of a deployed process: its name, such as ``station-1-node``."""
 # Flower and uvicorn give these loggers handlers of their own.
 _WITH_HANDLERS = ("flwr", "uvicorn", "uvicorn.error", "uvicorn.access", "hfedatm")
+_EVERY_REQUEST = "uvicorn.access"
 
 _run = ""  # a process works for one run at a time
 
@@ -40,10 +41,10 @@ def configure() -> None:
     for name in _WITH_HANDLERS:
         logger = logging.getLogger(name)
         logger.handlers.clear()
-        logger.propagate = True
+        logger.propagate = name != _EVERY_REQUEST  # nodes ask for work all the time
     logging.getLogger("hfedatm").setLevel(logging.INFO)
     root = logging.getLogger()
-    root.handlers[:] = [_JsonLines()]
+    root.handlers[:] = [_JsonLines(logging.INFO)]
 
 
 class _JsonLines(logging.Handler):

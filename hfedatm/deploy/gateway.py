@@ -9,7 +9,8 @@ was given (see `hfedatm.deploy.deliveries`).
 
 A node that asks for work and gets none sleeps for three seconds. So the gateway holds such a
 request open and asks the SuperLink again, often at first, then twice a second: work then reaches a
-node almost at once.
+node almost at once. With many nodes it asks less often, so that asking never takes more than a
+quarter of the SuperLink's time.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import logging
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -45,6 +46,8 @@ _ALLOWED = re.compile(r"/health|/v1/fleet/[a-z-]+")
 MAX_BODY = 64 * 2**20
 # Seconds for which a request for work is held open, and most seconds between two attempts.
 KEPT, LOOK_AGAIN = 10.0, 0.5
+# Largest part of the SuperLink's time that asking for work may take.
+SHARE = 0.25
 # Explanations that Flower's refusals lack.
 _MEANING = {
     "/v1/fleet/activate-node": ": it does not know this node's key, or has not missed it yet",
@@ -68,6 +71,7 @@ def build(
     """Return the gateway to the SuperLink at the URL `upstream`, as an ASGI application."""
     known = deliveries or Deliveries()
     withdrawn = Withdrawn(secrets)
+    pace = Pace()
     verify = ssl.create_default_context(cafile=ca_file) if ca_file else True
     # Flower's nodes give up after 30 s; the proxies in the environment are not for this link.
     client = httpx.AsyncClient(base_url=upstream, verify=verify, timeout=60, trust_env=False)
@@ -80,16 +84,19 @@ def build(
     async def ask(request: Request, body: bytes) -> httpx.Response:
         headers = _end_to_end(request.headers.raw) + [(b"accept-encoding", b"identity")]
         began = time.monotonic()
-        while True:
-            answer = await client.request(
-                request.method, request.url.path, headers=headers, content=body
-            )
-            waited = time.monotonic() - began
-            over = waited > KEPT or await request.is_disconnected()
-            if over or not _no_work(request, answer):
-                return answer
-            # A node that has just finished a task is likely to get another one soon.
-            await asyncio.sleep(min(LOOK_AGAIN, 0.1 * (1 + waited)))
+        with pace.waiting(request.url.path == PULL):
+            while True:
+                asked = time.monotonic()
+                answer = await client.request(
+                    request.method, request.url.path, headers=headers, content=body
+                )
+                if not _no_work(request, answer):
+                    return answer
+                pace.took(time.monotonic() - asked)
+                waited = time.monotonic() - began
+                if waited > KEPT or await request.is_disconnected():
+                    return answer
+                await asyncio.sleep(pace.pause(waited))
 
     async def forward(request: Request) -> Response:
         if not _ALLOWED.fullmatch(request.url.path):
@@ -131,6 +138,36 @@ def build(
 
     route = Route("/{path:path}", forward, methods=["GET", "POST"])
     return Starlette(routes=[route], lifespan=lifespan)
+
+
+class Pace:
+    """How often a SuperLink is asked for work on behalf of the nodes that wait."""
+
+    def __init__(self) -> None:
+        self._nodes = 0
+        self._seconds = 0.0
+
+    @contextmanager
+    def waiting(self, counts: bool) -> Iterator[None]:
+        """Count a node for as long as it waits."""
+        self._nodes += counts
+        try:
+            yield
+        finally:
+            self._nodes -= counts
+
+    def took(self, seconds: float) -> None:
+        """Note how long the link took to say that there is no work."""
+        self._seconds = seconds if not self._seconds else 0.9 * self._seconds + 0.1 * seconds
+
+    def pause(self, waited: float) -> float:
+        """Return the seconds until a node's next attempt, which has waited for some time already.
+
+        A node that has just finished a task is likely to get another one soon. ``n`` nodes that ask
+        every ``p`` seconds take ``n t / p`` of the link's time, if an answer takes ``t``.
+        """
+        soon = min(LOOK_AGAIN, 0.1 * (1 + waited))
+        return min(KEPT, max(soon, self._nodes * self._seconds / SHARE))
 
 
 def _no_work(request: Request, answer: httpx.Response) -> bool:

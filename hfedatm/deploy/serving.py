@@ -29,7 +29,7 @@ def _watch_certificates() -> None:
             files = Path(config.ssl_certfile), Path(str(config.ssl_keyfile))
             LiveCertificate(config.ssl, *files).watch()
 
-    uvicorn.Config.load = load_and_watch  # type: ignore[method-assign]
+    uvicorn.Config.load = load_and_watch  # type: ignore[assignment, method-assign]
 
 
 def _keep_json() -> None:
@@ -40,5 +40,5 @@ def _keep_json() -> None:
         configure(config)
         logs.configure()
 
-    uvicorn.Config.configure_logging = configure_both  # type: ignore[method-assign]
+    uvicorn.Config.configure_logging = configure_both  # type: ignore[assignment, method-assign]
     logs.configure()

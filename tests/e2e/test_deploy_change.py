@@ -84,7 +84,7 @@ def test_certificates_and_keys_change_while_a_run_goes_on(deployment):
     log = (deployment.folder / "station-2-gateway.log").read_text()
     assert f"the key of {NODE} is revoked" in log
     [left_out] = run.rounds()[-1]["failures"]
-    assert NODE in left_out["node"] or "client" in left_out["node"]
+    assert "client" in left_out["node"] and left_out["reason"] == "could not be reached"
 
     command(deployment, "replace", NODE)
     wait_until(lambda: clients(run)[-1] == 4, "the node is back in its place with its new key")

@@ -16,7 +16,10 @@ from hfedatm.flower_internals import identify_process
 @pytest.fixture
 def lines(monkeypatch, capsys):
     """Return what is logged as JSON; all loggers are as before afterwards."""
-    loggers = [logging.getLogger(name) for name in ("", "hfedatm", "flwr", "uvicorn.error")]
+    loggers = [
+        logging.getLogger(name)
+        for name in ("", "hfedatm", "flwr", "uvicorn.error", "uvicorn.access")
+    ]
     before = [(logger, logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
     monkeypatch.setenv(logs.VARIABLE, "json")
     monkeypatch.setenv(logs.PROCESS, "station-1-node")
@@ -31,6 +34,8 @@ def lines(monkeypatch, capsys):
 def test_every_logger_writes_one_object_per_line(lines):
     logs.about("run-7")
     logging.getLogger("flwr").info("hello\n%s", "world")
+    logging.getLogger("flwr").debug("too much")
+    logging.getLogger("uvicorn.access").info("a node asks for work")
     logging.getLogger("uvicorn.error").warning("refused")
     try:
         raise ValueError("wrong")

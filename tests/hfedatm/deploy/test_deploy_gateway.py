@@ -1,4 +1,5 @@
 import threading
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
@@ -119,3 +120,27 @@ def test_a_request_for_work_is_not_kept_for_ever(monkeypatch):
     monkeypatch.setattr(gateway, "KEPT", 0.1)
     with TestClient(gateway.build("http://link")) as node:
         assert node.post("/v1/fleet/pull-messages", content=b"").content == b""
+
+
+def test_few_nodes_are_asked_for_at_once_and_many_do_not_fill_the_link():
+    """Asking takes at most a quarter of the link's time, whatever the number of nodes."""
+    seconds = 0.004
+    for nodes in (1, 10, 100, 600):
+        pace = gateway.Pace()
+        with ExitStack() as waiting:
+            for _ in range(nodes):
+                waiting.enter_context(pace.waiting(True))
+            for _ in range(50):
+                pace.took(seconds)
+            assert pace.pause(0.0) >= 0.1
+            if nodes <= 10:
+                assert pace.pause(0.0) <= 0.2 and pace.pause(100.0) == gateway.LOOK_AGAIN
+            assert nodes * seconds / pace.pause(100.0) <= gateway.SHARE + 1e-9
+    assert pace.pause(0.0) == 0.1  # nobody waits any more
+
+
+def test_a_slow_link_is_never_asked_less_often_than_a_request_is_kept():
+    pace = gateway.Pace()
+    with pace.waiting(True):
+        pace.took(60.0)
+        assert pace.pause(0.0) == gateway.KEPT
