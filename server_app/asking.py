@@ -143,6 +143,8 @@ class Asking(Strategy):
         stations = sorted(grid.get_node_ids())
         if kind == "refine":
             stations = self._still_refining(stations, number)
+        if kind == "train" and self._own_starts:  # the first is the reference
+            stations = self.shapes.reading_order(stations)
         self._asked = len(stations)
         shared = self.template if kind == "prepare" else (self.memory.shared or self.template)
         records: dict[str, Any] = {"layers": layers_to_record(self._layers)}
@@ -197,9 +199,16 @@ class Asking(Strategy):
 
         return to_stations(
             *(stations, message_type, task, records),
-            lambda s: self.shapes.records(s, own(s), kind, bool(self._layers), self._apart),
+            lambda s: self.shapes.records(
+                s, own(s), kind, bool(self._layers), self._apart, start is not None
+            ),
             lambda s: self.shapes.settings(s, kind),
         )
+
+    @property
+    def _own_starts(self) -> bool:
+        """Whether the stations of this round start from models of their own."""
+        return self.start_of is not None and self._round == 1
 
     @property
     def _expected_stations(self) -> int:

@@ -30,6 +30,9 @@ class ServerMemory:
         Agreement of each station with the others so far.
     maps
         Station -> where merges moved its channels; for its nodes' memories.
+    plans
+        Station and channel group -> the transport plan that the merge of stations with starts and
+        shapes of their own has found.
     flights
         Stations at work that the last merge has not waited for.
     accepted
@@ -42,6 +45,7 @@ class ServerMemory:
         self.broadcast: State = {}
         self.standing: dict[str, float] = {}
         self.maps: dict[str, StationMaps] = {}
+        self.plans: State = {}
         self.flights = Flights(rule.max_staleness if isinstance(rule, Paced) else 0)
         self.accepted: Accepted | None = None
 
@@ -101,11 +105,12 @@ class ServerMemory:
             for name, array in found.to_arrays().items()
         }
         parts = {"shared": self.shared, "rule": self._rule.remember(), "start": self.broadcast}
-        return {**parts, "maps": maps}
+        return {**parts, "maps": maps, "plans": self.plans}
 
     def _put_back(self, parts: Mapping[str, State]) -> None:
         self.shared, self.broadcast = parts.get("shared", {}), parts.get("start", {})
         self._rule.restore(parts.get("rule", {}))
+        self.plans = parts.get("plans", {})
         arrays: dict[str, State] = {}
         for key, array in parts.get("maps", {}).items():
             station, _, name = key.partition("/")

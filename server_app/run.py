@@ -31,6 +31,7 @@ from hfedatm.base.results import RunFolder
 from hfedatm.base.seeding import torch_turn
 from hfedatm.base.settings import Settings
 from hfedatm.base.station_fits import station_fits
+from hfedatm.base.station_models import settings_of
 from hfedatm.base.tensor_files import load_weights
 from hfedatm.contracts import Method
 from hfedatm_core import collect_profiles
@@ -133,8 +134,9 @@ def make_strategy(
 
 def _own_start(settings: Settings, spec: DataSpec, method: Method, station: int) -> ArrayRecord:
     """Return the model a station starts from; called again while other stations still train."""
+    own = settings_of(settings, station)
     with torch_turn:
-        return state_to_record(build_model(settings, spec, method, station).state_dict())
+        return state_to_record(build_model(own, spec, method, station).state_dict())
 
 
 def _shared_template(model: nn.Module, method: Any, spec: DataSpec) -> dict[str, torch.Tensor]:

@@ -38,6 +38,7 @@ class HFedATMStrategy(Judging):
     def restore(self, memory: State) -> None:
         """Restore what `ServerMemory.remember` returned; stations at work are asked again."""
         self.memory.restore(memory)
+        self.shapes.use(self.memory.plans)
         self._unasked = set(self.memory.flights.at_work)
 
     def paced(self, stations: Grid) -> Grid:
@@ -154,6 +155,9 @@ class HFedATMStrategy(Judging):
             self.round_diagnostics.finish(merged)
         late = {f"station {n}": self.memory.flights.late(n) for n in self.memory.flights.landed}
         self.memory.note_moves(self._round, merged, self.graph, late)
+        if self._own_starts:
+            self.memory.plans = self.shapes.plans(merged)
+            self.shapes.use(self.memory.plans)
         if self.shared_apart:
             self._share_aligned(merged)
         broadcast = self.rule.next_start(merged)
@@ -164,6 +168,8 @@ class HFedATMStrategy(Judging):
         """Return the merged model and no reason, or None and the reason."""
         if self.round_diagnostics:
             updates = self.round_diagnostics.watch(updates)
+        if self._own_starts:
+            updates = self.shapes.matched(updates)
         situation = Situation(self.settings, self.graph, self._reference, self._round)
         try:
             return checked_merge(self.rule, updates, situation), ""
@@ -189,7 +195,7 @@ class HFedATMStrategy(Judging):
                 asked = self._round - late
                 layers, profiles = self._layers_of(asked), self._profiles_of(asked)
                 expected = replace(expected, layers=layers, profiles=profiles)
-            return self._current(self.shapes.read(reply, expected), late)
+            return self._current(self.shapes.read(reply, expected, self._own_starts), late)
 
         start = self._reference
         if self.rule.passes_products and is_deep(self.settings):
@@ -203,13 +209,19 @@ class HFedATMStrategy(Judging):
             check=self.rule.check_report,
         )
         nodes: dict[str, int] = {}
-        own = self.start_of if self._round == 1 else None
+        own = self.start_of if self._own_starts else None
+
+        def start_of(update: Update) -> State:
+            assert own is not None
+            node = nodes[update.name]
+            return self.shapes.lifted(node, record_to_state(own(node)))
+
         admission = Admission(
             self.settings,
             "stations",
             start,
             earlier=self.memory.standing,
-            start_of=own and (lambda update: record_to_state(own(nodes[update.name]))),
+            start_of=start_of if own else None,
         )
         waited, asked_at = 0.0, time.perf_counter()
         for update in self._updates(replies, expected, read):
@@ -244,9 +256,8 @@ class HFedATMStrategy(Judging):
         for update in self._updates(replies, expected):
             admission.add(update.as_update())
             del update
-        apart = self.start_of is not None and self._round == 1
         for admitted in admission:
-            if apart:
+            if self._own_starts:
                 self.shared_apart[admitted.name] = admitted
             else:
                 mean.add(admitted.state, admitted.num_examples, admitted.name, checked=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from hfedatm.base.building import build_model, example_grams
+from hfedatm.base.building import build_model, example_grams, measures_all
 from hfedatm.base.errors import UserError
 from hfedatm.base.settings import Settings
 from hfedatm.base.station_models import parse_station_models, settings_of
@@ -50,6 +50,7 @@ def station_fits(
             other = Architecture.of(network, spec.example(), f"{named[0]}({named[1]})")
             fit = Fit(goal, other, uneven=True)
             prove(fit)
+            _require_exact(settings, fit)
         except (NoFit, UserError) as error:
             raise UserError(f"station-models: station {station}: {error}") from None
         layers: list[dict[str, int]] = [{}, {}]
@@ -62,7 +63,23 @@ def station_fits(
     return {s: known[named] for s, named in own.items() if not known[named].fit.is_same}
 
 
+def _require_exact(settings: Settings, fit: Fit) -> None:
+    """Refuse a target that cannot hold what a station with a start of its own has trained."""
+    if settings.station_start == "own" and not fit.is_exact:
+        raise UserError(
+            f"{fit}: with station-start=own the target must be at least as wide and deep as every "
+            "station's model: choose a larger model, or station-start=shared"
+        )
+
+
 def _check_plugins(settings: Settings, method: Method, rule: Rule) -> None:
+    grams = rule.wants_grams(1, settings.rounds) and measures_all(settings, 1)
+    if settings.station_start == "own" and not grams:
+        raise UserError(
+            "station-models: with station-start=own stations are matched by the Grams of all "
+            "layers, which this run does not send in round 1: set server-rule=hfedatm and "
+            "gram-layers=auto, without noise, secure sums and every, or choose station-start=shared"
+        )
     if method.sharing != "none":
         raise UserError(
             f"station-models: client-method {settings.client_method!r} averages arrays of the "

@@ -60,11 +60,6 @@ def check_station_models(s: Settings) -> None:
         raise ValueError("station-models: with train-only all stations train one part: leave it")
     if is_deep(s):
         raise ValueError("station-models: with tiers all stations train one model: leave it")
-    if s.station_start == "own":
-        raise ValueError(
-            "station-models: with station-start=own stations share no channels by which the server "
-            "brings their models to the target's shape: choose shared"
-        )
 
 
 def settings_of(settings: Settings, station: int | None) -> Settings:

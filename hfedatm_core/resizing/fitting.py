@@ -137,11 +137,21 @@ class Fit:
 
         A Gram that cannot be brought up is left out.
         """
+        return self._grams(grams, upwards=True)
+
+    def down_grams(self, grams: Mapping[str, Gram]) -> dict[str, Gram]:
+        """Return Grams of the target's layers as those of the station's: ``G = Bᵀ G' B``.
+
+        Grams that were brought up come back unchanged if ``is_exact``.
+        """
+        return self._grams(grams, upwards=False)
+
+    def _grams(self, grams: Mapping[str, Gram], upwards: bool) -> dict[str, Gram]:
         done: dict[tuple[object, ...], Gram | None] = {}
         found: dict[str, Gram] = {}
         for name, own in self.pairs.items():
-            layer, _, tensor = name.rpartition(".")
-            gram = grams.get(own.rpartition(".")[0]) if tensor == "weight" else None
+            layer, of = (n.rpartition(".")[0] for n in ((name, own) if upwards else (own, name)))
+            gram = grams.get(of) if name.endswith(".weight") else None
             if gram is None or len(self.target.shapes[name]) < 2:
                 continue
             stretches = self.axes.get((name, 1), ())
@@ -151,9 +161,10 @@ class Fit:
                 continue
             key = (id(gram), tuple((s.group, s.ours.shape) for s in stretches))
             if key not in done:
-                channels = self.target.shapes[name][1], self.station.shapes[own][1]
+                ours, theirs = self.target.shapes[name][1], self.station.shapes[own][1]
                 patch = torch.Size(self.station.shapes[own][2:]).numel()
-                pieces = [self._piece(s, upwards=True, reads=False) for s in stretches]
+                pieces = [self._piece(s, upwards, reads=False) for s in stretches]
+                channels = (ours, theirs) if upwards else (theirs, ours)
                 done[key] = resized_gram(gram, pieces, channels, patch)
             if (resized := done[key]) is not None:
                 found[layer] = resized

@@ -24,9 +24,14 @@ class Resized:
 
     def back(self, name: str) -> dict[str, Tensor]:
         """Return the merged network in the shape of one of the networks it was merged from."""
-        fit, orders = self.fits[name], self.merged.permutations.get(name, {})
-        plans = {g: plan.after(orders[g]) if g in orders else plan for g, plan in fit.plans.items()}
-        return fit.with_plans(plans).down(self.merged.state)
+        return way_back(self.fits[name], self.merged, name).down(self.merged.state)
+
+
+def way_back(fit: Fit, merged: Merged, name: str) -> Fit:
+    """Return the way of a network to the merged one, which may have moved its channels again."""
+    orders = merged.permutations.get(name, {})
+    plans = {g: plan.after(orders[g]) if g in orders else plan for g, plan in fit.plans.items()}
+    return fit.with_plans(plans)
 
 
 def fits_of(target: Architecture, architectures: Mapping[str, Architecture]) -> dict[str, Fit]:
@@ -89,22 +94,29 @@ def merge_resized(
         reference: Update | None = None
         for name in reading_order(fits):
             update, fit = read(name), fits[name]
-            if reference is not None and not fit.is_same_shape:
-                plans = match_plans(
-                    fit, reference.state, update.state, reference.grams, update.grams, leave=leave
-                )
-                fit = fit.with_plans(plans)
-            found[name] = fit
-            lifted = lift_update(update, fit)
             if reference is None:
-                reference = lifted
+                reference = lifted = lift_update(update, fit)
             else:
-                lifted = replace(lifted, state=empty_from(fit, lifted.state, reference.state))
+                lifted, fit = transported(update, fit, reference, leave=leave)
+            found[name] = fit
             yield lifted
             del update, lifted
 
     merged = merge(updates())
     return Resized(merged, found)
+
+
+def transported(
+    update: Update, fit: Fit, reference: Update, *, leave: float = float("inf")
+) -> tuple[Update, Fit]:
+    """Return an update in the target's shape, matched to the reference, and its way there."""
+    if not fit.is_same_shape:
+        plans = match_plans(
+            fit, reference.state, update.state, reference.grams, update.grams, leave=leave
+        )
+        fit = fit.with_plans(plans)
+    lifted = lift_update(update, fit)
+    return replace(lifted, state=empty_from(fit, lifted.state, reference.state)), fit
 
 
 def lift_update(update: Update, fit: Fit) -> Update:

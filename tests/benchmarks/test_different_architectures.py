@@ -27,7 +27,7 @@ def task_of(script, family, size):
 
     spec = DataSpec("image", 3, (1, size, size))
     members = script.FAMILIES[family]
-    return script.Task(members, 1, spec, [part(64)] * 3, [part(9)] * 3, part(9))
+    return script.Task(members, 1, 0.03, spec, [part(64)] * 3, [part(9)] * 3, part(9))
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ SHARES = {  # how many of the mutations go to a target; 1 unless it is here
 def all_targets(folder: Path) -> dict[str, Any]:
     """Return the targets by name; each tries honest input when it is made."""
     from fuzz_adapters import make_adapter_targets
+    from fuzz_counts import make_count_targets
     from fuzz_files import make_file_targets
     from fuzz_maps import Maps
     from fuzz_refining import make_refining_targets
@@ -59,6 +60,7 @@ def all_targets(folder: Path) -> dict[str, Any]:
 
     found = [*make_targets(), *make_file_targets(folder), *make_secure_targets(), Maps()]
     found += [*make_tier_targets(), *make_refining_targets(), *make_adapter_targets()]
+    found += make_count_targets()
     return {target.name: target for target in found}
 
 

@@ -1,5 +1,7 @@
 """Stations with models of their own width and depth, in one federation."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers import (
@@ -19,10 +21,13 @@ from hfedatm.base.records import Task, record_to_state, state_to_record
 from hfedatm.base.results import RunFolder
 from hfedatm.base.station_fits import station_fits
 from hfedatm.base.station_models import parse_station_models, settings_of
+from hfedatm_core import Update, collect_grams, merge_apart
+from hfedatm_core.resizing.plans import Plan
 from server_app.shapes import StationShapes
 from station_app import station as station_module
 
 WIDTHS = "0=helpers:tiny_net(width=6); 1=helpers:tiny_net(width=20)"
+NARROW = "0=helpers:tiny_net(width=8)"
 DEPTHS = "1=unlike_nets:residual_model(blocks=2,width=6)"
 
 
@@ -145,6 +150,100 @@ def test_the_first_model_does_what_a_shallow_station_can_compute():
         torch.testing.assert_close(model.eval()(inputs), shallow.eval()(inputs))
 
 
+# --- starts of their own
+
+
+def wide_and_narrow(copies):
+    """Return shapes, a narrow network, and a wide one that is it, split and permuted."""
+    shapes, model = shapes_of(station_models=NARROW, station_start="own")
+    fit = shapes._fits[0].fit
+    torch.manual_seed(5)
+    narrow = {n: torch.randn_like(v) for n, v in fit.station.model.state_dict().items()}
+    mass = torch.zeros(16, 8, dtype=torch.float64)
+    mass[torch.arange(16), torch.tensor(copies)] = 1.0
+    (group,) = (g for g, sizes in fit.sizes.items() if sizes == (16, 8))
+    return shapes, fit, model, narrow, fit.with_plans({group: Plan(mass)}).up(narrow)
+
+
+@pytest.mark.parametrize(
+    "copies",
+    [
+        [3, 1, 0, 2, 7, 5, 6, 4] * 2,
+        [0, 1, 2, 3, 4, 5, 6, 7, *([3] * 8)],  # uneven: one channel has nine copies
+        [7, 7, 7, 0, 1, 2, 3, 3, 4, 5, 6, 0, 0, 0, 0, 1],
+    ],
+    ids=["evenly", "one channel often", "in any numbers"],
+)
+def test_a_network_and_its_split_copy_merge_to_themselves(copies):
+    """Only unbalanced transport can do this: channels have different numbers of copies."""
+    shapes, fit, model, narrow, wide = wide_and_narrow(copies)
+    inputs = torch.rand(200, 1, 8, 8)
+
+    def update(name, network, state):
+        network.load_state_dict(state)
+        grams = collect_grams(network.eval(), [(inputs, None)], full=True)
+        return Update(dict(network.state_dict()), grams, 100, name=name)
+
+    large = update("station 1", model, wide)
+    small = update("station 0", fit.station.model, narrow)
+    expected = fit.station.model(inputs)
+    sent = replace(small, state=fit.up(small.state), grams=fit.up_grams(small.grams))
+    merged = merge_apart(shapes.matched([large, sent]), fit.target.graph)
+    model.load_state_dict(merged.state)
+    torch.testing.assert_close(model(inputs), expected, rtol=1e-3, atol=1e-3)
+    shapes.use(shapes.plans(merged))
+    fit.station.model.load_state_dict(shapes._fits[0].fit.down(merged.state))
+    torch.testing.assert_close(fit.station.model(inputs), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_grams_come_back_as_they_went_up():
+    _, fit, _, narrow, _ = wide_and_narrow([*range(8)] * 2)
+    fit.station.model.load_state_dict(narrow)
+    grams = collect_grams(fit.station.model.eval(), [(torch.rand(90, 1, 8, 8), None)], full=True)
+    back = fit.down_grams(fit.up_grams(grams))
+    assert back.keys() == grams.keys()
+    for name, gram in grams.items():
+        torch.testing.assert_close(back[name].dense(), gram.dense(), rtol=1e-5, atol=1e-6)
+
+
+OWN = {
+    "station_models": NARROW,
+    "station_start": "own",
+    "station_assignment": "mixed",
+    "local_epochs": 6,
+    "lr": 0.1,
+    "rounds": 3,
+}
+
+
+def test_stations_with_starts_of_their_own_meet_and_train_on(tmp_path, seen):
+    folder = run_small(tmp_path, **OWN)
+    assert failures_of(folder) == []
+    assert {task.station: shapes["4.weight"][0] for task, shapes in seen} == {0: 8, 1: 16}
+    lines = lines_of(folder)
+    assert lines[0]["merge"]["reference"] == "station 1"  # it lacks nothing of the target
+    assert lines[0]["source"]["accuracy"] > 0.8, [line["source"] for line in lines]
+    assert lines[-1]["source"]["accuracy"] > 0.9
+    again = run_small(tmp_path, "again", **OWN)
+    assert_same_model(folder, again)
+
+
+def test_a_resumed_run_keeps_the_plans_that_transport_found(tmp_path):
+    given = OWN | {"schedule": "constant", "local_epochs": 2}
+    whole = run_small(tmp_path, "whole", **given)
+    part = run_small(tmp_path, "part", **given | {"rounds": 1})
+    local.run_locally({"resume": str(part), "rounds": 3})
+    assert_same_model(whole, part)
+
+
+def test_a_shallow_station_with_a_start_of_its_own(tmp_path):
+    target = {"model": "unlike_nets:residual_model", "model_params": "blocks=2"}
+    shallow = {"station_models": "0=unlike_nets:residual_model(blocks=1)", "station_start": "own"}
+    folder = run_small(tmp_path, **target, **shallow, local_epochs=4, rounds=2)
+    assert failures_of(folder) == []
+    assert lines_of(folder)[0]["merge"]["reference"] == "station 1"
+
+
 # --- mistakes
 
 
@@ -174,7 +273,14 @@ def test_malformed_models_are_refused(text, says):
         ),
         ({"station_models": WIDTHS, "server_rule": "mtgc"}, "server-rule 'mtgc' sends arrays"),
         ({"station_models": WIDTHS, "client_method": "fediir"}, "'fediir' averages arrays"),
-        ({"station_models": WIDTHS, "station_start": "own"}, "choose shared"),
+        (
+            {"station_models": WIDTHS, "station_start": "own"},
+            "the target must be at least as wide and deep",
+        ),
+        (
+            {"station_models": NARROW, "station_start": "own", "server_rule": "avg"},
+            "matched by the Grams of all layers",
+        ),
         ({"station_models": WIDTHS, "tiers": "2x1x2"}, "with tiers all stations"),
         (
             {
