@@ -178,9 +178,19 @@ def _agrees(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def _round(record: RoundRecord) -> dict[str, Any]:
     line = record.to_dict()
     source = line.get("source") or {}
-    return {
+    kept = {
         **{key: line[key] for key in KEPT_OF_ROUND if key in line},
         **({"source": {k: source[k] for k in KEPT_OF_SOURCE if k in source}} if source else {}),
         "gram_bytes_up": sum(station.gram_bytes_below for station in record.per_station),
         "gram_seconds": sum(station.gram_seconds for station in record.per_station),
     }
+    return {key: _short(value) for key, value in kept.items()}
+
+
+def _short(value: Any) -> Any:
+    """Round numbers to six digits: no table shows more, and the repository's size is limited."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {key: _short(each) for key, each in value.items()}
+    return value
