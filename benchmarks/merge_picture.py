@@ -41,7 +41,7 @@ def draw(record: Mapping[str, Any], bars: Mapping[str, tuple[str, str]], file: P
     axes.set_ylabel("accuracy, %")
     axes.set_ylim(0, 108)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside upper center", ncols=len(bars), fontsize=8, frameon=False)
+    figure.legend(loc="outside upper center", ncols=4, fontsize=8, frameon=False)
     figure.savefig(file, dpi=130, metadata={"Software": None})
     plt.close(figure)
 
