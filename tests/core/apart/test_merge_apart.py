@@ -211,6 +211,32 @@ def test_repair_does_nothing_where_nothing_shrank_and_is_bounded() -> None:
     torch.testing.assert_close(state["l.weight"], before["l.weight"] * 5.0)
 
 
+def test_a_unit_that_varies_by_rounding_alone_is_shifted_and_not_scaled() -> None:
+    """Its inputs are constant, in 50 units with 50 rounding errors of their variance."""
+    torch.manual_seed(0)
+    rows = torch.cat([1000.0 * torch.rand(1, 4).double().expand(30, 4), torch.ones(30, 1)], 1)
+    gram = Gram.from_dense(rows.T @ rows / 30, 30)
+    state = {"l.weight": torch.randn(50, 4).double(), "l.bias": torch.randn(50).double()}
+    before = state["l.weight"].clone()
+    matrix = torch.cat([before, state["l.bias"][:, None]], 1)
+    second = (matrix @ gram.dense() * matrix).sum(1)
+    assert bool((second - (matrix @ gram.dense()[:, -1]).square() > 0).any())  # only by rounding
+    repair_layer(state, "l", gram, Moments(torch.zeros(50).double(), torch.ones(50).double()))
+    assert torch.equal(state["l.weight"], before)
+    torch.testing.assert_close(layer_moments(state, "l", gram).mean, torch.zeros(50).double(),
+                               rtol=0, atol=1e-8)  # fmt: skip
+
+
+def test_the_outputs_of_the_network_are_not_repaired() -> None:
+    """Their spread is the networks' confidence, which differs where the networks disagree."""
+    model, x, graph = network("lenet5")
+    networks = [Update(*other_weights(model, x, seed)) for seed in (1, 2)]
+    merged, plain = (merge_apart(networks, graph, repair=repair).state for repair in (True, False))
+    assert torch.equal(merged["fc3.weight"], plain["fc3.weight"])
+    assert torch.equal(merged["fc3.bias"], plain["fc3.bias"])
+    assert not torch.allclose(merged["fc2.weight"], plain["fc2.weight"])
+
+
 def test_a_layer_without_the_gram_of_one_network_is_averaged_and_named() -> None:
     model, x, graph = network("lenet5-bn")
     first, second = other_weights(model, x, 1), other_weights(model, x, 2)
