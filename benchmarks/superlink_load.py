@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,8 @@ import tomli_w
 from hfedatm.deploy import flower, machines
 
 MOST_NODES, MOST_SECONDS = 2000, 900
+IDLE = 15.0
+"""Seconds for which the link is watched while its nodes wait for work."""
 HERE = Path(__file__).resolve().parent
 SERVER = """
 import json, time
@@ -118,10 +121,15 @@ def measure(
                     _start(process.command, folder / f"{process.name}.log", process.home)
                 )
                 _wait_for(process.port)
-            idle = cost(running[0])
+            empty = cost(running[0])
             told = {"nodes": nodes, "address": entrance if gateway else link, "seconds": seconds}
             player = [sys.executable, str(HERE / "superlink_nodes.py"), json.dumps(told)]
             running.append(_start(player, folder / "nodes.json", folder))
+            _wait_for_nodes(nodes, operator, seconds)
+            idle, waiting = cost(running[0]), time.monotonic()
+            time.sleep(IDLE)  # what the nodes cost while there is no work
+            asking = (cost(running[0])[0] - idle[0]) / (time.monotonic() - waiting)
+            idle = cost(running[0])
             config = {"nodes": nodes, "kilobytes": kilobytes, "rounds": rounds}
             config |= {"seconds": seconds, "file": str(folder / "rounds.jsonl")}
             app = write_app(folder / "app", config)
@@ -133,10 +141,7 @@ def measure(
                 most = max(most, cost(running[0])[1])
                 status, details = flower.run_status(run, "server", operator)
             busy = cost(running[0])
-            waiting = time.monotonic()
-            time.sleep(15)  # what the nodes cost while there is no work
-            rest = cost(running[0])
-            idle_share = (rest[0] - busy[0]) / (time.monotonic() - waiting)
+            took = time.monotonic() - began
             running[-1].terminate()
             running[-1].wait(60)
             lines = (folder / "rounds.jsonl").read_text().splitlines()
@@ -154,10 +159,13 @@ def measure(
                 "rounds": done,
                 "messages per second": round(answered / total, 2),
                 "seconds per message": round(total / max(1, answered), 4),
-                "link CPU seconds per message": round((busy[0] - idle[0]) / max(1, answered), 4),
-                "link memory MB": {"idle": round(idle[1]), "most": round(most)},
-                "memory KB per node": round(1000 * (most - idle[1]) / nodes, 1),
-                "link CPU share without work": round(idle_share, 3),
+                "link CPU seconds per message": round(
+                    max(0.0, busy[0] - idle[0] - asking * took) / max(1, answered), 4
+                ),
+                "link CPU seconds in all": round(busy[0] - idle[0], 2),
+                "link CPU share without work": round(asking, 3),
+                "link memory MB": {"idle": round(empty[1]), "most": round(most)},
+                "memory KB per node": round(1000 * (most - empty[1]) / nodes, 1),
                 "database MB": round(database / 1e6, 1),
                 "nodes' side": played,
                 "cores": os.cpu_count(),
@@ -172,6 +180,14 @@ def measure(
                     for child in each.children(recursive=True):
                         child.kill()
                     each.kill()
+
+
+def _wait_for_nodes(nodes: int, operator: Path, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while flower.online_nodes("server", operator) < nodes:
+        if time.monotonic() > until:
+            raise SystemExit(f"{nodes} nodes did not join within {seconds:g} s")
+        time.sleep(2)
 
 
 def _start(command: list[str], log: Path, home: Path) -> psutil.Popen:
@@ -209,6 +225,7 @@ def main() -> None:
     asked = parser.parse_args()
     if not (1 <= asked.nodes <= MOST_NODES and 0 < asked.seconds <= MOST_SECONDS):
         parser.error(f"at most {MOST_NODES} nodes and {MOST_SECONDS} seconds")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the processes end with this one
     found = measure(
         asked.nodes, asked.kilobytes, asked.rounds, asked.seconds, gateway=not asked.no_gateway
     )
