@@ -100,6 +100,21 @@ def bytes_up(sizes: tuple[int, ...], network: Network, station_rounds: int = 1) 
     return tiers
 
 
+def byte_cost(
+    sizes: tuple[int, ...], network: Network, station_rounds: int = 1
+) -> dict[str, object]:
+    """Return what one round of a tree sends up: to each link, and in all."""
+    up = bytes_up(sizes, network, station_rounds)
+    return {
+        "tree": "x".join(map(str, sizes)),
+        "clients": math.prod(sizes),
+        "MB to a link": [
+            round(b / math.prod(sizes[:level]) / 1e6, 1) for level, b in enumerate(up)
+        ],
+        "GB in all": round(sum(up) / 1e9, 2),
+    }
+
+
 def round_cost(
     sizes: tuple[int, ...],
     network: Network,
@@ -108,18 +123,13 @@ def round_cost(
     train: float = 0.0,
 ) -> dict[str, object]:
     """Return what one round of a tree costs; links of one tier work at the same time."""
-    up = bytes_up(sizes, network, station_rounds)
     one = network.model + network.grams
     seconds = [
         (station_rounds if level == len(sizes) - 1 else 1) * link.seconds(size, one / 1e6)
         for level, size in enumerate(sizes)
     ]
     return {
-        "tree": "x".join(map(str, sizes)),
-        "clients": math.prod(sizes),
-        "MB up per link": [
-            round(b / math.prod(sizes[:level]) / 1e6, 1) for level, b in enumerate(up)
-        ],
+        **byte_cost(sizes, network, station_rounds),
         "seconds per tier": [round(s, 1) for s in seconds],
         "seconds": round(sum(seconds) + station_rounds * train, 1),
         "MB of a link": [round(link.memory(size, one / 1e6)) for size in sizes],
@@ -135,6 +145,11 @@ def main() -> None:
     parser.add_argument("--measured", type=Path, default=RESULTS)
     parser.add_argument("--check", action="store_true", help="predict the loads marked 'unseen'")
     asked = parser.parse_args()
+    if not asked.measured.exists():
+        print(f"{asked.measured} is not there: no seconds and no memory; see superlink_load.py")
+        for sizes in TREES:
+            print(json.dumps(byte_cost(sizes, LENET5)))
+        return
     measured = json.loads(asked.measured.read_text())
     link = fit([m for m in measured if not m.get("unseen")])
     print(link)

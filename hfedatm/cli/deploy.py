@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +25,9 @@ def up(
     policy: Annotated[
         Path | None, typer.Option(help="What every node allows; default: built-ins only.")
     ] = None,
+    json_logs: Annotated[
+        bool, typer.Option("--json-logs", help="Log lines of JSON, with the run they are about.")
+    ] = False,
     folder: DeploymentFolder = STATE,
 ) -> None:
     """Start server, stations and clients as processes on this machine.
@@ -38,9 +42,12 @@ def up(
 
       hfedatm up --tiers 2x2x3
     """
+    from hfedatm.base import logs
     from hfedatm.deploy import local
     from hfedatm.deploy.tree import sizes_of
 
+    if json_logs:
+        os.environ[logs.VARIABLE] = "json"  # inherited by all that is started
     folder = folder.resolve()
     sizes = sizes_of(tiers, stations, clients)
     layout = local.plan(folder, *sizes, insecure=insecure, first_port=first_port)
