@@ -155,8 +155,8 @@ class StationShapes:
         """Go these ways from now on; a station without a plan keeps its neighbours joined."""
         own: dict[int, dict[str, Plan]] = {}
         for key, mass in plans.items():
-            station, _, group = key.partition("/")
-            own.setdefault(int(station), {})[group] = Plan(mass)
+            name, _, group = key.partition("/")
+            own.setdefault(int(name), {})[group] = Plan(mass)
         for station, found in own.items():
             before = self._fits[station]
             self._fits[station] = replace(before, fit=before.fit.with_plans(found))

@@ -66,8 +66,8 @@ def ask_below(
     def asked(child: int) -> Message:
         own = task.but(client=child) if to_clients else task.but(level=level + 1, station=child)
         shape = {COUNTS: torch.zeros(1, classes, dtype=torch.int64)}
-        content = {"task": own.to_record(), COUNTS: state_to_record(shape)}
-        return Message(RecordDict(content), child, "train.count")
+        content = RecordDict({"task": own.to_record(), COUNTS: state_to_record(shape)})
+        return Message(content, child, "train.count")
 
     def read(reply: Message) -> NodeUpdate:
         update = read_update(reply, expected)

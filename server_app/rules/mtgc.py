@@ -110,6 +110,9 @@ class Correcting(StationRule):
     went in it; and ``y.*``, the sum of the corrections above them.
     """
 
+    _model: State
+    """The station's model of the last round."""
+
     def begin(self, task: Task, received: State, broadcast: State, memory: State) -> None:
         """Bring ``y`` up to date with the parent's model that has just arrived."""
         self._task, self._path = task, 0.0
