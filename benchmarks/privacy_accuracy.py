@@ -4,10 +4,10 @@ r"""Accuracy on the unseen domain against the privacy budget of the whole run.
         gram-dtype=float32
     python benchmarks/privacy_accuracy.py --name pacs --seeds 1 preset=pacs-lenet5-small \
         data-dir=~/data rounds=6 local-epochs=1 lr=0.05 evaluate-every=6
-    python benchmarks/privacy_accuracy.py --name digits4 --first-seed 3 --epsilons 16 8 4 2 1 0.5 \
-        --targets mnist mnistm usps optdigits --variant "secure-aggregated noise" \
+    python benchmarks/privacy_accuracy.py --name digits4 --first-seed 3 --seeds 1 \
+        --epsilons 8 4 2 1 --targets mnist mnistm usps --variant "secure-aggregated noise" \
         preset=digits4-lenet5 data-dir=~/data stations=3 clients-per-station=10 rounds=1 \
-        station-rounds=3 local-epochs=2 secure-aggregation=true
+        station-rounds=1 local-epochs=4 secure-aggregation=true
     python benchmarks/privacy_accuracy.py --draw                           # draw again
 
 The noise on the Grams is at example level. It is either added in full by every client (local) or
