@@ -1,0 +1,86 @@
+"""A node in one process: Flower's SuperNode, and a thread that starts a command for every task.
+
+It takes the options of ``flower-supernode``. Importing what its work needs begins with the node
+(`hfedatm.deploy.prefork`); a station's node also starts the station's run, so that the first task
+finds everything ready.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shlex
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hfedatm.base.environment import HELPER
+from hfedatm.deploy import prefork
+
+HOST = "127.0.0.1"
+AGAIN = 0.2
+"""Seconds between two attempts to reach the SuperNode in this process."""
+
+log = logging.getLogger("hfedatm.node")
+
+
+def main() -> None:
+    """Run a node: ``python -m hfedatm.deploy.node --help``."""
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("--port", type=int, default=0)
+    options.add_argument("--node-config", default="")
+    given, _ = options.parse_known_args()
+    if given.port and HELPER in os.environ:
+        prefork.begin(os.getpid())
+        _in_background(_start_tasks, given.port)
+        _in_background(_start_station_run, given.node_config)
+
+    from hfedatm.deploy import serving
+    from hfedatm.flower_internals import supernode_command
+
+    serving.prepare()
+    begun = [sys.executable, "-m", "hfedatm.deploy.node", *sys.argv[1:]]
+    if given.port and HELPER in os.environ:
+        sys.argv += ["--isolation", "process"]
+    supernode_command()()
+    # Flower's loop ends with an error it does not expect, and leaves the process as it is.
+    log.error("the SuperNode has lost its SuperLink; it starts again")
+    time.sleep(AGAIN)
+    os.execv(sys.executable, begun)
+
+
+def _start_tasks(port: int) -> None:
+    """Start the tasks of the SuperNode in this process, for as long as it lives."""
+    from hfedatm.flower_internals import start_tasks
+
+    while True:
+        try:
+            socket.create_connection((HOST, port)).close()
+            start_tasks(f"{HOST}:{port}")
+        except OSError:  # the SuperNode does not listen yet
+            pass
+        except Exception:  # whatever Flower raises: a node that starts no tasks is of no use
+            log.exception("tasks are not started; trying again")
+        time.sleep(AGAIN)
+
+
+def _start_station_run(node_config: str) -> None:
+    """Start the run of a station's node, if this is one."""
+    config = dict(part.partition("=")[::2] for part in shlex.split(node_config))
+    if "spool" in config and "link" in config:
+        from hfedatm.base.handover.spool import Spool
+        from hfedatm.deploy.station_run import StationRun
+
+        StationRun(Spool(Path(config["spool"])), config["link"]).prepare()
+
+
+def _in_background(work: Callable[..., None], *given: object) -> None:
+    threading.Thread(target=work, args=given, daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()
