@@ -22,8 +22,14 @@ from hfedatm.base.environment import HELPER
 from hfedatm.deploy import prefork
 
 HOST = "127.0.0.1"
-AGAIN = 0.2
-"""Seconds between two attempts to reach the SuperNode in this process."""
+AGAIN = 1.0
+"""Seconds between two attempts."""
+
+FIRST, ADMISSION = "HFEDATM_NODE_BEGAN", 75.0
+"""Environment variable: when this node began; seconds from then on in which it tries again.
+
+A SuperLink that has not yet missed a killed node (two heartbeats, a minute) refuses it.
+"""
 
 log = logging.getLogger("hfedatm.node")
 
@@ -46,9 +52,15 @@ def main() -> None:
     begun = [sys.executable, "-m", "hfedatm.deploy.node", *sys.argv[1:]]
     if given.port and HELPER in os.environ:
         sys.argv += ["--isolation", "process"]
-    supernode_command()()
-    # Flower's loop ends with an error it does not expect, and leaves the process as it is.
-    log.error("the SuperNode has lost its SuperLink; it starts again")
+    first = float(os.environ.setdefault(FIRST, str(time.time())))
+    try:
+        supernode_command()()
+        # Flower's loop ends with an error it does not expect, and leaves the process as it is.
+        log.error("the SuperNode has lost its SuperLink; it starts again")
+    except SystemExit as end:
+        if not end.code or time.time() - first > ADMISSION:
+            raise
+        log.warning("a SuperLink admits a node that was killed after a minute; trying again")
     time.sleep(AGAIN)
     os.execv(sys.executable, begun)
 
@@ -59,13 +71,20 @@ def _start_tasks(port: int) -> None:
 
     while True:
         try:
-            socket.create_connection((HOST, port)).close()
+            _wait_until_it_listens(port)
             start_tasks(f"{HOST}:{port}")
-        except OSError:  # the SuperNode does not listen yet
-            pass
         except Exception:  # whatever Flower raises: a node that starts no tasks is of no use
             log.exception("tasks are not started; trying again")
         time.sleep(AGAIN)
+
+
+def _wait_until_it_listens(port: int) -> None:
+    while True:
+        try:
+            socket.create_connection((HOST, port)).close()
+            return
+        except OSError:
+            time.sleep(0.1)
 
 
 def _start_station_run(node_config: str) -> None:

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 ROUNDS = 60
 EVERY = 4
 """Rounds between two kills."""
-LONG = SMALL | {"rounds": ROUNDS, "client-timeout": 60, "schedule": "constant"}
+LONG = SMALL | {"rounds": ROUNDS, "client-timeout": 60, "evaluate-every": ROUNDS}
 
 
 def test_sixty_rounds_with_random_kills_leave_everything_bounded(deployment):

@@ -67,17 +67,40 @@ def test_the_helper_begins_with_the_node_and_gives_its_memory_back_when_idle(nod
     assert family[0].memory_info().rss / 1e6 < MOST_MB
 
 
-@pytest.mark.parametrize("loop_ends", [1, 2])
-def test_a_node_whose_loop_ends_begins_again(monkeypatch, loop_ends):
-    """Flower's loop ends with an error that it does not expect, and leaves an idle process."""
+@pytest.fixture
+def ends(monkeypatch):
+    """Let the SuperNode end in some way; return the commands that begin it again."""
     begun = []
     monkeypatch.setattr(node_module.sys, "argv", ["node", "--superlink", "x"])
-    monkeypatch.setattr("hfedatm.flower_internals.supernode_command", lambda: lambda: None)
+    monkeypatch.setattr("hfedatm.deploy.serving.prepare", lambda: None)
     monkeypatch.setattr(node_module, "AGAIN", 0.0)
     monkeypatch.setattr(node_module.os, "execv", lambda _, command: begun.append(command[1:]))
-    for _ in range(loop_ends):
+    monkeypatch.setenv(node_module.FIRST, str(time.time()))
+
+    def run(how):
+        monkeypatch.setattr("hfedatm.flower_internals.supernode_command", lambda: how)
         node_module.main()
-    assert begun == [["-m", "hfedatm.deploy.node", "--superlink", "x"]] * loop_ends
+        return begun
+
+    return run
+
+
+def leave(code):
+    raise SystemExit(code)
+
+
+def test_a_node_whose_loop_ends_begins_again(ends):
+    """Flower's loop ends with an error that it does not expect, and leaves an idle process."""
+    assert ends(lambda: None) == [["-m", "hfedatm.deploy.node", "--superlink", "x"]]
+
+
+def test_a_node_that_is_not_admitted_yet_tries_again_for_a_minute(ends, monkeypatch):
+    assert len(ends(lambda: leave(1))) == 1
+    with pytest.raises(SystemExit):  # it was told to end
+        ends(lambda: leave(0))
+    monkeypatch.setenv(node_module.FIRST, str(time.time() - 2 * node_module.ADMISSION))
+    with pytest.raises(SystemExit):
+        ends(lambda: leave(1))
 
 
 def test_the_node_of_a_station_starts_its_run_and_that_of_a_client_none(monkeypatch, tmp_path):
