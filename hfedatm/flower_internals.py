@@ -23,8 +23,8 @@ HASTE = 10.0
 """How many times as often as Flower's SuperNode ours looks for replies in its own process."""
 LOOK_FOR_PART = 0.05
 """Seconds after which a part of a message that was not there is asked for again."""
-LOOK_FOR_TASK = 2.0
-"""Most seconds until a SuperNode notices a task whose message did not announce it."""
+LOOK_FOR_TASK = 1.0
+"""Most seconds until a task is noticed that no message has announced, such as a run."""
 
 # --- The identity of a process -------------------------------------------------------------------
 
@@ -101,12 +101,11 @@ def supernode_command() -> Callable[[], None]:
     return command
 
 
-def start_tasks(address: str) -> None:
-    """Start a command for every task of the SuperNode at ``address``; return only by an error.
+def start_tasks(address: str, ca_file: str | None = None) -> None:
+    """Start a command for every task of the process at ``address``; return only by an error.
 
-    Flower starts a process for this, ``flower-superexec``, which takes as much memory as the
-    SuperNode and is not started again if it ends. In a thread it must leave signals alone, and it
-    looks for a task when a message has arrived.
+    This is the loop behind Flower's command ``flower-superexec`` (see `hfedatm.deploy.tasks`). In a
+    thread it must leave signals alone, and it looks for a task when a message has arrived.
     """
     superexec = import_module("flwr.supercore.superexec.run_superexec")
     if not callable(getattr(superexec, "register_signal_handlers", None)):
@@ -118,7 +117,9 @@ def start_tasks(address: str) -> None:
 
     superexec.__dict__["register_signal_handlers"] = lambda **_: None
     superexec.__dict__["time"] = _Clock(wait)
-    superexec.run_superexec(runtime_api_address=address, insecure=True)
+    superexec.run_superexec(
+        runtime_api_address=address, insecure=ca_file is None, root_certificates_path=ca_file
+    )
 
 
 @dataclass(frozen=True)

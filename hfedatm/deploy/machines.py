@@ -23,7 +23,6 @@ from hfedatm.deploy.installed_app import APP
 # with the first optimizer.
 _STATION_WORK = "station_app.app"
 _CLIENT_WORK = "client_app.app client_app.client client_app.secure torch._dynamo"
-_LAUNCH = (sys.executable, "-m", "hfedatm.deploy.launch")
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Machine:
 
 def link(machine: Machine, port: int, host: str = "127.0.0.1") -> Process:
     """Return a SuperLink. Only its operator and its gateway must be able to reach it."""
-    command = [*_LAUNCH, "flower-superlink", "--host", host, "--port", str(port)]
+    command = [sys.executable, "-m", "hfedatm.deploy.link", "--host", host, "--port", str(port)]
     command += ["--database", str(machine.state / "link.db")]
     command += ["--disable-runtime-dependency-installation"]
     if machine.secrets is None:

@@ -11,17 +11,13 @@ import argparse
 import logging
 import os
 import shlex
-import socket
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from hfedatm.base.environment import HELPER
-from hfedatm.deploy import prefork
+from hfedatm.deploy import prefork, tasks
 
-HOST = "127.0.0.1"
 AGAIN = 1.0
 """Seconds between two attempts."""
 
@@ -42,8 +38,8 @@ def main() -> None:
     given, _ = options.parse_known_args()
     if given.port and HELPER in os.environ:
         prefork.begin(os.getpid())
-        _in_background(_start_tasks, given.port)
-        _in_background(_start_station_run, given.node_config)
+        tasks.begin(given.port)
+        tasks.in_background(_start_station_run, given.node_config)
 
     from hfedatm.deploy import serving
     from hfedatm.flower_internals import supernode_command
@@ -65,28 +61,6 @@ def main() -> None:
     os.execv(sys.executable, begun)
 
 
-def _start_tasks(port: int) -> None:
-    """Start the tasks of the SuperNode in this process, for as long as it lives."""
-    from hfedatm.flower_internals import start_tasks
-
-    while True:
-        try:
-            _wait_until_it_listens(port)
-            start_tasks(f"{HOST}:{port}")
-        except Exception:  # whatever Flower raises: a node that starts no tasks is of no use
-            log.exception("tasks are not started; trying again")
-        time.sleep(AGAIN)
-
-
-def _wait_until_it_listens(port: int) -> None:
-    while True:
-        try:
-            socket.create_connection((HOST, port)).close()
-            return
-        except OSError:
-            time.sleep(0.1)
-
-
 def _start_station_run(node_config: str) -> None:
     """Start the run of a station's node, if this is one."""
     config = dict(part.partition("=")[::2] for part in shlex.split(node_config))
@@ -95,10 +69,6 @@ def _start_station_run(node_config: str) -> None:
         from hfedatm.deploy.station_run import StationRun
 
         StationRun(Spool(Path(config["spool"])), config["link"]).prepare()
-
-
-def _in_background(work: Callable[..., None], *given: object) -> None:
-    threading.Thread(target=work, args=given, daemon=True).start()
 
 
 if __name__ == "__main__":

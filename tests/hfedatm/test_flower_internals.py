@@ -118,7 +118,9 @@ def test_a_node_gets_messages_and_starts_tasks_by_the_functions_that_are_replace
     loop = import_module("flwr.supernode.start_client_internal")
     assert inspect.getsource(loop.start_client_internal).count("_pull_and_store_message(") == 1
     run = import_module("flwr.supercore.superexec.run_superexec").run_superexec
-    assert inspect.signature(run).bind(runtime_api_address="", insecure=True)
+    assert inspect.signature(run).bind(
+        runtime_api_address="", insecure=True, root_certificates_path=None
+    )
     assert inspect.getsource(run).count("register_signal_handlers(") == 1
 
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from hfedatm.base.environment import PRELOAD
-from hfedatm.deploy import flower, machines
+from hfedatm.deploy import flower, machines, tasks
 from hfedatm.deploy import node as node_module
 from hfedatm.deploy.machines import Machine
 from hfedatm.deploy.station_run import StationRun
@@ -118,7 +118,7 @@ def test_tasks_are_started_again_after_an_error(monkeypatch):
     """A node that starts no tasks would look alive and do no work."""
     calls, enough = [], threading.Event()
 
-    def start(address):
+    def start(address, ca_file):
         calls.append(address)
         if len(calls) == 3:
             enough.set()
@@ -130,8 +130,8 @@ def test_tasks_are_started_again_after_an_error(monkeypatch):
             pass
 
     monkeypatch.setattr("hfedatm.flower_internals.start_tasks", start)
-    monkeypatch.setattr(node_module.socket, "create_connection", lambda _: Listening())
-    monkeypatch.setattr(node_module, "AGAIN", 0.0)
-    node_module._in_background(node_module._start_tasks, 7)
+    monkeypatch.setattr(tasks.socket, "create_connection", lambda _: Listening())
+    monkeypatch.setattr(tasks, "AGAIN", 0.0)
+    tasks.begin(7)
     assert enough.wait(30)
     assert calls == ["127.0.0.1:7"] * 3
