@@ -1,9 +1,8 @@
-"""How much of a deployed round is not training: three tiers of processes against one process.
+"""What a deployment costs: its rounds against the same rounds in one process, and an idle node.
 
-The work of a round is its time in one process (`hfedatm run`), with clients one after another. Here
-all processes share one machine, so a deployed round cannot do this work sooner. The first deployed
-round also starts the station runs and the processes that nodes fork; the figure is the median of
-the later rounds.
+All processes share one machine. In one process clients train one after another; deployed, they
+train on as many cores as there are. The figure is the median of the rounds after the first; the
+first is given as a multiple of these.
 
 ``--against CHECKOUT`` then measures an older checkout of this repository with the same Python.
 """
@@ -17,63 +16,112 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 from measure import Figure, details, options, publish
 
 from hfedatm.base.results import read_rounds
+from hfedatm.deploy.processes import Processes
 
 HFEDATM = str(Path(sys.executable).with_name("hfedatm"))
 PROJECT = Path(__file__).resolve().parents[1]
-# The ratio with a new Python for every message and a request for every array (commit 77377a2).
-FIRST_FIGURE = 15.5
+WORKLOADS = {
+    "LeNet-5": (["model=lenet5", "station-rounds=2", "local-epochs=5"], 2.5),
+    "ResNet-18": (["model=resnet18", "station-rounds=1", "local-epochs=1"], 1.5),
+}
+"""Settings of a round, and how many times the time of one process it may take."""
+MOST_FIRST, MOST_IDLE_MB = 1.5, 250.0
+IDLE_SECONDS = 20
+POLICY = f"[limits]\nidle-seconds = {IDLE_SECONDS}\n"
 
 
 def seconds(folder: Path) -> list[float]:
     return [record.seconds for record in read_rounds(folder)]
 
 
-def measure(code: Path, chosen: argparse.Namespace, first_port: int) -> dict[str, float]:
-    """Return the seconds of rounds in one process and deployed, with the code of one checkout."""
-    stations, clients, epochs, rounds = (1, 1, 1, 2) if chosen.smoke else (2, 2, 5, chosen.rounds)
+def measure(code: Path, chosen: argparse.Namespace, first_port: int) -> dict[str, dict[str, float]]:
+    """Return what was measured of each workload, and of an idle node, with one checkout's code."""
+    stations, clients, rounds = (1, 1, 2) if chosen.smoke else (2, 2, chosen.rounds)
     threads = {"OMP_NUM_THREADS": str(chosen.threads)}
     environment = os.environ | {"PYTHONPATH": str(code)} | threads
 
     def hfedatm(*given: str) -> None:
         subprocess.run([HFEDATM, *given], check=True, cwd=code, env=environment)
 
+    found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        given = [f"stations={stations}", f"clients-per-station={clients}", "station-rounds=2"]
-        given += [f"local-epochs={epochs}", f"rounds={rounds}", f"output={folder}"]
+        (folder / "policy.toml").write_text(POLICY, encoding="utf-8")
         state = ["--folder", str(folder / "state")]
         size = [f"--stations={stations}", f"--clients={clients}", f"--first-port={first_port}"]
-        hfedatm("run", *given, "run-name=here")
+        hfedatm("up", *size, *state, "--policy", str(folder / "policy.toml"))
         try:
-            hfedatm("up", *size, *state)
-            hfedatm("submit", *given, "run-name=there", *state)
+            for model, (work, _) in WORKLOADS.items():
+                given = [f"stations={stations}", f"clients-per-station={clients}", *work]
+                given += [f"rounds={rounds}", f"output={folder}", "device=cpu"]
+                given += ["model=lenet5", "local-epochs=1"] if chosen.smoke else []
+                hfedatm("run", *given, f"run-name={model}-here")
+                hfedatm("submit", *given, f"run-name={model}-there", *state)
+                found[model] = compared(folder / f"{model}-here", folder / f"{model}-there")
+            time.sleep(2 * IDLE_SECONDS)
+            found["idle"] = idle_node(folder / "state")
         finally:
             hfedatm("down", *state)
-        here, there = seconds(folder / "here"), seconds(folder / "there")
-    work, whole = statistics.median(here[1:]), statistics.median(there[1:])
+    return found
+
+
+def compared(here: Path, there: Path) -> dict[str, float]:
+    """Return the seconds of rounds in one process and deployed."""
+    alone, deployed = seconds(here), seconds(there)
+    work, whole = statistics.median(alone[1:]), statistics.median(deployed[1:])
     return {
-        "ratio": (whole - work) / work,
-        "share not training": 1 - work / whole,
+        "ratio": whole / work,
+        "first": deployed[0] / whole,
         "one process": work,
         "deployed": whole,
-        "deployed, first round": there[0],
+        "deployed, first round": deployed[0],
     }
 
 
-def figure(name: str, found: dict[str, float], limit: float | None) -> Figure:
-    return Figure(
-        name,
-        found["ratio"],
-        limit,
-        "the same round in one process",
-        details=details(found),
-    )
+def idle_node(state: Path) -> dict[str, float]:
+    """Return the memory of a client's node in MB, with its children and its helper, if any."""
+    node = Processes(state).living()["station-1-client-1-node"]
+    family = [node, *node.children(recursive=True)]
+    family += [p for p in psutil.process_iter(["cmdline"]) if str(state) in helper_folder(p)]
+    memory = [process.memory_full_info() for process in family]
+    return {
+        "resident": sum(each.rss for each in memory) / 1e6,
+        "unique": sum(each.uss for each in memory) / 1e6,
+        "processes": float(len(family)),
+    }
+
+
+def helper_folder(process: psutil.Process) -> str:
+    command = process.info["cmdline"] or []
+    return " ".join(command) if "hfedatm.deploy.prefork" in command else ""
+
+
+def figures_of(found: dict[str, dict[str, float]], suffix: str = "") -> list[Figure]:
+    """Return the figures of one checkout; only those of this one have targets."""
+
+    def figure(name: str, value: float, limit: float, than: str, unit: str, of: str) -> Figure:
+        target = None if suffix else limit
+        return Figure(f"{name}{suffix}", value, target, than, unit, details=details(found[of]))
+
+    made = []
+    for model, (_, limit) in WORKLOADS.items():
+        row = found[model]
+        name = f"a deployed round of {model}"
+        than = "the same round in one process"
+        made.append(figure(name, row["ratio"], limit, than, "x", model))
+        name, than = f"the first deployed round of {model}", "later rounds"
+        made.append(figure(name, row["first"], MOST_FIRST, than, "x", model))
+    name, than = "memory of an idle client node", "a SuperNode and a helper process: 618 MB"
+    made.append(figure(name, found["idle"]["resident"], MOST_IDLE_MB, than, "MB", "idle"))
+    return made
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -84,14 +132,13 @@ def main(given: Sequence[str] | None = None) -> None:
     own, rest = parser.parse_known_args(given)
     chosen = argparse.Namespace(**vars(options(__doc__, rest)), **vars(own))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # `hfedatm down` must still run
-    name = "time of a deployed round beside training, LeNet-5"
-    figures = [figure(name, measure(PROJECT, chosen, chosen.first_port), FIRST_FIGURE / 2)]
+    figures = figures_of(measure(PROJECT, chosen, chosen.first_port))
     if chosen.against:
         checkout = chosen.against.resolve()
         git = ["git", "rev-parse", "--short", "HEAD"]
         commit = subprocess.check_output(git, cwd=checkout, text=True).strip()
         before = measure(checkout, chosen, chosen.first_port + 100)
-        figures.append(figure(f"{name}, at commit {commit}", before, None))
+        figures += figures_of(before, f", at commit {commit}")
     publish(__file__, figures, chosen)
 
 

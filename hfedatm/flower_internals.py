@@ -7,13 +7,24 @@ test-flower``.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 from flwr.clientapp import ClientApp
 from flwr.proto import fleet_pb2, message_pb2
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.task_identity import TaskIdentity
+
+HASTE = 10.0
+"""How many times as often as Flower's SuperNode ours looks for replies in its own process."""
+LOOK_FOR_PART = 0.05
+"""Seconds after which a part of a message that was not there is asked for again."""
+LOOK_FOR_TASK = 1.0
+"""Most seconds until a task is noticed that no message has announced, such as a run."""
 
 # --- The identity of a process -------------------------------------------------------------------
 
@@ -37,6 +48,7 @@ def clientapp_command() -> Callable[[], None]:
     The command is public, but starting it imports Flower and torch once for every message. A
     process that has imported them can fork and call the function instead.
     """
+    look_sooner_for_parts()
     command: Callable[[], None] = import_module("flwr.supernode.cli").flwr_clientapp
     return command
 
@@ -58,6 +70,74 @@ def load_no_app_but(load: Callable[[], ClientApp]) -> None:
             raise RuntimeError(f"this version of Flower has no {name}: a run's app would run")
     for name, replacement in replacements.items():
         setattr(runtime, name, replacement)
+
+
+# --- A SuperNode in one process ------------------------------------------------------------------
+
+
+_arrived = threading.Event()
+"""Set when the SuperNode in this process has got a message; Flower itself has no such event."""
+
+
+def supernode_command() -> Callable[[], None]:
+    """Return the function behind the command ``flower-supernode``; it reads ``sys.argv``.
+
+    The command is public. As a function it shares its process with `start_tasks`, and does not
+    sleep through what happens there: Flower's loop looks for a reply twice a second only.
+    """
+    look_sooner_for_parts()
+    loop = import_module("flwr.supernode.start_client_internal")
+    pull = loop._pull_and_store_message
+
+    def pull_and_tell(*given: Any, **named: Any) -> int | None:
+        run_id: int | None = pull(*given, **named)
+        if run_id is not None:
+            _arrived.set()
+        return run_id
+
+    loop.__dict__["_pull_and_store_message"] = pull_and_tell
+    loop.__dict__["time"] = _Clock(lambda seconds: time.sleep(seconds / HASTE))
+    command: Callable[[], None] = import_module("flwr.supernode.cli").flower_supernode
+    return command
+
+
+def start_tasks(address: str, ca_file: str | None = None) -> None:
+    """Start a command for every task of the process at ``address``; return only by an error.
+
+    This is the loop behind Flower's command ``flower-superexec`` (see `hfedatm.deploy.tasks`). In a
+    thread it must leave signals alone, and it looks for a task when a message has arrived.
+    """
+    superexec = import_module("flwr.supercore.superexec.run_superexec")
+    if not callable(getattr(superexec, "register_signal_handlers", None)):
+        raise RuntimeError("this version of Flower starts tasks in another way")
+
+    def wait(_: float) -> None:
+        _arrived.wait(LOOK_FOR_TASK)
+        _arrived.clear()
+
+    superexec.__dict__["register_signal_handlers"] = lambda **_: None
+    superexec.__dict__["time"] = _Clock(wait)
+    superexec.run_superexec(
+        runtime_api_address=address, insecure=ca_file is None, root_certificates_path=ca_file
+    )
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """Takes the place of the module `time` where Flower only sleeps."""
+
+    sleep: Callable[[float], None]
+
+
+def look_sooner_for_parts() -> None:
+    """Let this process ask again soon for a part of a message that is still on its way.
+
+    A message is listed before its parts have arrived. Flower then waits for a second, which is
+    longer than most parts take, and offers no setting.
+    """
+    moving = import_module("flwr.supercore.inflatable.inflatable_utils")
+    for function in (moving.pull_objects, moving.pull_and_inflate_object_from_tree):
+        function.__kwdefaults__["initial_backoff"] = LOOK_FOR_PART
 
 
 # --- The requests between nodes and a SuperLink --------------------------------------------------

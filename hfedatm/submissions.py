@@ -130,6 +130,12 @@ def _rounds(home: Path, id: str) -> str:
     return f"{len(run.rounds)}/{run.total}" if run else ""
 
 
+def how_to_resume(home: Path, run_id: int) -> str:
+    """Return the end of a sentence about a run that ended early: the command that continues it."""
+    run = _folder(home, str(run_id))
+    return f"; continue with: hfedatm submit resume={run.path}" if run and run.rounds else ""
+
+
 def _described(home: Path, listed: Mapping[str, Any]) -> Submission:
     id, state = str(listed["run-id"]), str(listed["status"])
     when = "finished-at" if state.startswith("finished") else "running-at"

@@ -48,19 +48,24 @@ def serve(grid: Grid, context: Context) -> None:
 
     from hfedatm.base.handover import service
     from hfedatm.base.handover.spool import Spool
+    from hfedatm.base.trust.policy import idle_seconds
 
     logs.configure()
     work = _Work(grid)
     spool = Spool(Path(str(context.run_config["spool"])))
-    service.serve(spool, lambda job: service.do(job, work))
+    patience = idle_seconds()
+    service.serve(spool, lambda job: service.do(job, work), wanted=lambda idle: idle < patience)
 
 
 class _Work:
     """A station's work on a job: its clients do the job."""
 
     def __init__(self, grid: Grid) -> None:
+        # Only a station's run imports what its jobs need, and it does so before the first job.
         from hfedatm.runtime.roster import LiveGrid, Roster
+        from station_app.station import run_station
 
+        self._run_station = run_station
         self._roster = Roster(grid)
         self._clients = LiveGrid(grid, self._roster)
         self._complete = False
@@ -68,7 +73,6 @@ class _Work:
     def __call__(self, content: RecordDict) -> RecordDict:
         from hfedatm.base.records import Task
         from hfedatm.base.tiers import children, require_tier
-        from station_app.station import run_station  # late: the client side must start fast
 
         task = Task.from_record(content["task"])
         logs.about(task.run)
@@ -79,4 +83,4 @@ class _Work:
             require_tier(settings, task.level, {node.tier for node in nodes})
             self._complete = True
         self._clients.begin_job()
-        return run_station(self._clients, content)
+        return self._run_station(self._clients, content)

@@ -6,6 +6,9 @@ from pathlib import Path
 PRELOAD = "HFEDATM_PRELOAD"
 """Environment variable of a deployed node: the modules that its work needs."""
 
+HELPER = "HFEDATM_HELPER"
+"""Environment variable of a deployed node: the folder of its helper (`hfedatm.deploy.prefork`)."""
+
 
 def state_root(root: str | Path | None = None) -> Path:
     """Return the folder in which a node keeps its files."""

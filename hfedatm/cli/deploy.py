@@ -57,7 +57,12 @@ def up(
     typer.echo(f"up: 1 server, {stations} stations, {number} clients; logs in {folder}")
 
 
-def down(folder: DeploymentFolder = STATE) -> None:
+def down(
+    patience: Annotated[
+        float, typer.Option(help="Seconds in which processes may end by themselves.")
+    ] = 10.0,
+    folder: DeploymentFolder = STATE,
+) -> None:
     """End exactly the processes that 'hfedatm up' started.
 
     For example:
@@ -66,13 +71,16 @@ def down(folder: DeploymentFolder = STATE) -> None:
     """
     from hfedatm.deploy.processes import Processes
 
-    for name in Processes(folder.resolve()).down():
+    for name in Processes(folder.resolve()).down(patience):
         typer.echo(f"ended {name}")
 
 
 def submit(
     assignments: Assignments = None,
     config: ConfigFile = None,
+    patience: Annotated[
+        float, typer.Option(help="Seconds for which the server's SuperLink may be away.")
+    ] = 120.0,
     folder: DeploymentFolder = STATE,
 ) -> None:
     """Start a run on a deployment and show its log to the end.
@@ -96,6 +104,7 @@ def submit(
     given["output"] = str(Path(given.get("output") or "results").expanduser().resolve())
     home = operator_of(folder)
     run_id = submissions.submit(home, size.sized(given, home))
-    status, details = flower.follow(run_id, "server", home)
+    status, details = flower.follow(run_id, "server", home, patience)
     if status != "finished:completed":
-        sys.exit(f"hfedatm: run {run_id} ended as {status}: {details}")
+        goes_on = submissions.how_to_resume(home, run_id)
+        sys.exit(f"hfedatm: run {run_id} ended as {status}: {details}{goes_on}")

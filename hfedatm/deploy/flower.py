@@ -36,7 +36,6 @@ def environment(home: Path | None = None) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
     }
     return os.environ | settings | ({"FLWR_HOME": str(home)} if home else {})
 
@@ -81,11 +80,27 @@ def stop_run(run_id: int, link: str, home: Path | None = None) -> None:
     _flwr(["stop", str(run_id), link], home)
 
 
-def follow(run_id: int, link: str, home: Path | None = None) -> tuple[str, str]:
-    """Show the log of a run's ServerApp until the run ends; return how it ended."""
+def follow(
+    run_id: int, link: str, home: Path | None = None, patience: float = 120.0
+) -> tuple[str, str]:
+    """Show the log of a run's ServerApp until the run ends; return how it ended.
+
+    A SuperLink that does not answer may be starting again: it is given up after ``patience``
+    seconds.
+    """
+    heard = time.monotonic()
     while True:
         subprocess.run(["flwr", "log", str(run_id), link, "--stream"], env=environment(home))
-        status, details = run_status(run_id, link, home)
+        try:
+            status, details = run_status(run_id, link, home)
+            heard = time.monotonic()
+        except FlowerError as error:
+            if time.monotonic() - heard > patience:
+                raise FlowerError(
+                    f"the SuperLink {link} has not answered for {patience:g} s; run {run_id} may "
+                    f"go on there: {error}"
+                ) from None
+            status = details = ""
         if status.startswith("finished"):
             return status, details
         time.sleep(1)  # the stream broke, or ended shortly before the run

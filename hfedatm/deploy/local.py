@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 
 from hfedatm.base.errors import UserError
+from hfedatm.base.text import printable
 from hfedatm.base.trust import writing
 from hfedatm.base.trust.policy import Policy
 from hfedatm.deploy import certificates, flower, machines, node_keys, size, tree
@@ -54,7 +55,8 @@ def plan(folder: Path, *sizes: int, insecure: bool = False, first_port: int = 95
     """
 
     def machine(name: str) -> Machine:
-        return Machine(name, folder / name, None if insecure else folder / "secrets" / name)
+        secrets = None if insecure else folder / "secrets" / name
+        return Machine(name, folder / name, secrets, helper=folder)
 
     def add_link(name: str) -> None:
         layout.links[name] = machines.link(machine(name), next(ports))
@@ -123,7 +125,12 @@ def up(
         for process in tier.values():
             processes.start(process)
         for process in tier.values():
-            _wait(f"{process.name} answers", partial(healthy, process, ca_file), deadline)
+            _wait(
+                f"{process.name} answers",
+                partial(healthy, process, ca_file),
+                deadline,
+                partial(_check_living, processes, [process.name]),
+            )
         if tier is layout.links and secure:
             _register(admitted, operator)
     for _, _, process in admitted:
@@ -133,6 +140,9 @@ def up(
             f"{expected} nodes are online at {link}",
             partial(_online, link, expected, operator),
             deadline,
+            partial(
+                _check_living, processes, [n.name for _, above, n in admitted if above == link]
+            ),
         )
     return processes
 
@@ -217,8 +227,25 @@ def healthy(process: Process, ca_file: str | None) -> bool:
         return False
 
 
-def _wait(what: str, condition: Callable[[], bool], deadline: float) -> None:
+def _check_living(processes: Processes, names: list[str]) -> None:
+    """Raise if one of the processes has ended: nobody need wait for it."""
+    living = processes.living()
+    for name in names:
+        if name not in living:
+            log = processes.folder / f"{name}.log"
+            last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+            said = f"; its last line: {printable(last[0], 200)}" if last else ""
+            raise DeploymentError(f"{name} has ended; {log} says why{said}")
+
+
+def _wait(
+    what: str,
+    condition: Callable[[], bool],
+    deadline: float,
+    check: Callable[[], None] = lambda: None,
+) -> None:
     while not condition():
+        check()
         if time.monotonic() > deadline:
             raise DeploymentError(f"waited too long until {what}; the logs say why")
         time.sleep(0.3)

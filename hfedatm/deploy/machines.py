@@ -13,17 +13,16 @@ from pathlib import Path
 
 import tomli_w
 
-from hfedatm.base.environment import PRELOAD
+from hfedatm.base.environment import HELPER, PRELOAD
 from hfedatm.base.logs import PROCESS
 from hfedatm.base.trust import secrets
 from hfedatm.base.trust.policy import VARIABLE as POLICY
 from hfedatm.deploy.installed_app import APP
 
 # Modules that the two kinds of nodes import before any message arrives. Torch imports `_dynamo`
-# with the first optimizer, and the embedded data set is scikit-learn's.
+# with the first optimizer.
 _STATION_WORK = "station_app.app"
-_CLIENT_WORK = "client_app.app client_app.client client_app.secure torch._dynamo sklearn.datasets"
-_LAUNCH = (sys.executable, "-m", "hfedatm.deploy.launch")
+_CLIENT_WORK = "client_app.app client_app.client client_app.secure torch._dynamo"
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,15 @@ class Machine:
     """The folders in which one machine of the hierarchy keeps its state and its secrets.
 
     ``secrets`` is None if the links are plain text and nodes are not authenticated. The owner's
-    ``policy`` is in the state folder unless another path is given.
+    ``policy`` is in the state folder unless another path is given. A node has a helper process of
+    its own unless ``helper`` names the folder of one that several nodes share.
     """
 
     name: str
     state: Path
     secrets: Path | None
     policy: Path | None = None
+    helper: Path | None = None
 
     @property
     def policy_file(self) -> Path:
@@ -63,7 +64,7 @@ class Machine:
 
 def link(machine: Machine, port: int, host: str = "127.0.0.1") -> Process:
     """Return a SuperLink. Only its operator and its gateway must be able to reach it."""
-    command = [*_LAUNCH, "flower-superlink", "--host", host, "--port", str(port)]
+    command = [sys.executable, "-m", "hfedatm.deploy.link", "--host", host, "--port", str(port)]
     command += ["--database", str(machine.state / "link.db")]
     command += ["--disable-runtime-dependency-installation"]
     if machine.secrets is None:
@@ -90,13 +91,13 @@ def gateway(machine: Machine, port: int, link_address: str, host: str = "127.0.0
 def node(
     machine: Machine, port: int, gateway_address: str, config: Mapping[str, str | int]
 ) -> Process:
-    """Return a SuperNode that works for the tier above it."""
+    """Return a SuperNode that works for the tier above it (`hfedatm.deploy.node`)."""
     values = " ".join(
         f"{key}={value}" if isinstance(value, int) else f'{key}="{value}"'
         for key, value in config.items()
     )
-    command = [*_LAUNCH, "flower-supernode", "--superlink", gateway_address, "--port", str(port)]
-    command += ["--node-config", values]
+    command = [sys.executable, "-m", "hfedatm.deploy.node", "--port", str(port)]
+    command += ["--superlink", gateway_address, "--node-config", values]
     if machine.secrets is None:
         command += ["--insecure"]
     else:
@@ -106,6 +107,7 @@ def node(
     environment = {
         **process.environment,
         PRELOAD: _STATION_WORK if "link" in config else _CLIENT_WORK,
+        HELPER: str(machine.helper or process.home),
         APP: "station_app.app:client" if "link" in config else "client_app.app:app",
         # A process must not fork after it has looked for GPUs in any other way.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",

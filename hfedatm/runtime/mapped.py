@@ -16,6 +16,12 @@ UNREADABLE = 1_002
 """Error code of the reply that replaces one that Flower cannot turn into a message."""
 LINK_ERRORS = (httpx.HTTPError, httpx.StreamError, OSError)
 """Errors of a pull that come from the SuperLink rather than from a node's reply."""
+LOST = {
+    3: "its message was lost: its SuperLink has not kept it, or the time for the answer was over",
+    4: "its reply came too late and was deleted by its SuperLink",
+    5: "it is cut off: its SuperLink has had no sign of life from its node for a minute",
+}
+"""Our words for the errors of a SuperLink, by Flower's code."""
 
 
 class MappedGrid(StreamingGrid):
@@ -77,7 +83,7 @@ class MappedGrid(StreamingGrid):
             found = next(iter(self._grid.pull_messages([message_id])), None)
             if found is None:
                 return None
-            answer = found.error if found.has_error() else found.content
+            answer = _explained(found.error) if found.has_error() else found.content
         except LINK_ERRORS:  # the node's reply is still unknown
             raise
         except Exception as error:  # Flower cannot inflate the reply; errors of many classes
@@ -96,3 +102,8 @@ class MappedGrid(StreamingGrid):
             # Every poll costs the SuperLink milliseconds that its nodes could use.
             time.sleep(max(self._poll, min(0.05 * waited, 2.0)))
         return None
+
+
+def _explained(error: Error) -> Error:
+    """Return an error of a SuperLink in our words, any other error as it is."""
+    return Error(error.code, LOST.get(error.code, error.reason))

@@ -14,6 +14,7 @@ from hfedatm.base.handover import parcel
 from hfedatm.base.trust.introduction import introduced, new_nonce, question
 from hfedatm.base.trust.origin import Signer
 from hfedatm.base.wire import NodeIdentity, reason_of
+from hfedatm.flower_internals import look_sooner_for_parts
 from hfedatm.runtime.mapped import MappedGrid
 
 log = logging.getLogger("hfedatm")
@@ -91,6 +92,7 @@ class LiveGrid(MappedGrid):
 
     def __init__(self, grid: Grid, roster: Roster, poll: float = 0.2) -> None:
         super().__init__(grid, {}, poll)
+        look_sooner_for_parts()
         self._roster = roster
         self._signer = Signer.load()
         self._names: dict[int, str] = {}

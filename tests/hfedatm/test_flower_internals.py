@@ -106,6 +106,42 @@ def test_a_flower_without_one_of_the_steps_is_refused_before_anything_is_replace
     assert dict(vars(runtime)) == {name: before[name] for name in before if name != gone}
 
 
+@pytest.mark.parametrize(
+    "module", ["supernode.start_client_internal", "supercore.superexec.run_superexec"]
+)
+def test_a_node_uses_the_replaced_clock_only_to_sleep(module):
+    source = inspect.getsource(import_module(f"flwr.{module}"))
+    assert set(re.findall(r"\btime\.(\w+)\(", source)) == {"sleep"}
+
+
+def test_a_node_gets_messages_and_starts_tasks_by_the_functions_that_are_replaced():
+    loop = import_module("flwr.supernode.start_client_internal")
+    assert inspect.getsource(loop.start_client_internal).count("_pull_and_store_message(") == 1
+    run = import_module("flwr.supercore.superexec.run_superexec").run_superexec
+    assert inspect.signature(run).bind(
+        runtime_api_address="", insecure=True, root_certificates_path=None
+    )
+    assert inspect.getsource(run).count("register_signal_handlers(") == 1
+
+
+def test_a_part_that_is_on_its_way_is_asked_for_again_soon():
+    moving = import_module("flwr.supercore.inflatable.inflatable_utils")
+    flower_internals.look_sooner_for_parts()
+    for name in ("pull_objects", "pull_and_inflate_object_from_tree"):
+        backoff = inspect.signature(getattr(moving, name)).parameters["initial_backoff"]
+        assert backoff.default == flower_internals.LOOK_FOR_PART
+    asked = []
+
+    def pull(object_id):
+        asked.append(object_id)
+        if len(asked) < 4:
+            raise moving.ObjectUnavailableError(object_id)
+        return b"part"
+
+    assert moving.pull_objects(["a"], pull) == {"a": b"part"}
+    assert len(asked) == 4
+
+
 FIELDS = {
     "PullMessagesRequest": {"node"},
     "PullMessagesResponse": {"messages_list"},

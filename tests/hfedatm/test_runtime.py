@@ -85,7 +85,7 @@ class TestStreamingGrid:
 
 
 class FakeLink(Grid):
-    """A Flower Grid of nodes; ``refuse`` are not accepted, ``silent`` never answer."""
+    """A Grid: ``refuse`` are not accepted, ``silent`` never answer, node -5 gives error 5."""
 
     def __init__(self, nodes, silent=(), refuse=(), tier="client"):
         self.nodes, self.silent, self.refuse = list(nodes), set(silent), set(refuse)
@@ -132,7 +132,7 @@ class FakeLink(Grid):
             place = ConfigRecord(said | {"version": own_version()})
             return Message(RecordDict({"node": place}), reply_to=message)
         if node < 0:
-            return Message(Error(3, "node unavailable"), reply_to=message)
+            return Message(Error(-node, "node unavailable"), reply_to=message)
         return by_parcel(message, None, self.work)
 
     def work(self, message, context):
@@ -181,6 +181,9 @@ class TestMappedGrid:
         [reply] = grid.send_and_receive(to(1), timeout=5)
         assert reply.metadata.src_node_id == 1
         assert reply.error.reason == "node unavailable"
+        cut_off = MappedGrid(FakeLink([-5]), {1: -5}, poll=0.001)
+        [reply] = cut_off.send_and_receive(to(1), timeout=5)
+        assert reply.error.reason.startswith("it is cut off: its SuperLink has had no sign of life")
 
     @pytest.mark.parametrize(
         "error", [KeyError("x"), ValueError("head"), RecursionError(), DecodeError("\x1b[2J")]

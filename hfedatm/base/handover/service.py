@@ -6,18 +6,21 @@ import logging
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from flwr.app import RecordDict
 
 from hfedatm.base.errors import UserError
 from hfedatm.base.handover import recordfile
-from hfedatm.base.handover.spool import HandoverError, Job, Spool
+from hfedatm.base.handover.spool import HandoverError, Job, Spool, explain_disk
 from hfedatm.base.text import printable
 
 log = logging.getLogger("hfedatm.base.handover")
 
 Work = Callable[[RecordDict], RecordDict]
+POLL, SILENCE = 0.05, 120.0
+"""Seconds between two looks at a spool; seconds without a sign of a worker until it is given up."""
 
 
 class Worker(Protocol):
@@ -41,8 +44,8 @@ def hand_over(
     worker: Worker,
     *,
     timeout: float = float("inf"),
-    poll: float = 0.05,
-    silence: float = 120.0,
+    poll: float = POLL,
+    silence: float = SILENCE,
     max_starts: int = 3,
 ) -> RecordDict:
     """Hand a job to a worker and return its answer.
@@ -76,17 +79,31 @@ def hand_over(
                 raise HandoverError(
                     f"the {worker.what} did not finish the job within {timeout:.3g} s"
                 )
-            if not worker.spool.served:
-                if starts == max_starts:
-                    raise HandoverError(f"tried {starts} {worker.what}s for this job: {trouble}")
-                starts += 1
-                trouble = _bring_up(worker, job, silence, deadline, poll) or trouble
+            if job.lost:
+                raise HandoverError(f"the {worker.what} could not write its answer")
+            with worker.spool.starting() as ours:
+                if ours and not worker.spool.served:
+                    if starts == max_starts:
+                        raise HandoverError(
+                            f"tried {starts} {worker.what}s for this job: {trouble}"
+                        )
+                    starts += 1
+                    trouble = bring_up(worker, lambda: job.done, silence, deadline, poll) or trouble
             time.sleep(poll)
         return job.answer()
 
 
-def _bring_up(worker: Worker, job: Job, silence: float, deadline: float, poll: float) -> str:
-    """Start a worker and wait until it serves the spool; return why it has ended instead."""
+def bring_up(
+    worker: Worker,
+    needless: Callable[[], bool],
+    silence: float = SILENCE,
+    deadline: float = float("inf"),
+    poll: float = POLL,
+) -> str:
+    """Start a worker and wait until it serves the spool; return why it has ended instead.
+
+    The wait ends as soon as a worker is ``needless``, or at the time ``deadline``.
+    """
     submitted = False
     heard = time.monotonic()
     while time.monotonic() < deadline:
@@ -106,7 +123,7 @@ def _bring_up(worker: Worker, job: Job, silence: float, deadline: float, poll: f
         # Asking a SuperLink starts a process, whose CPU time the starting run needs.
         look_again = time.monotonic() + (200 if submitted else 40) * poll
         while time.monotonic() < look_again:
-            if worker.spool.served or job.done:
+            if worker.spool.served or needless():
                 return ""
             time.sleep(poll)
     return ""
@@ -116,8 +133,8 @@ def serve(
     spool: Spool,
     do_job: Callable[[Job], None],
     *,
-    poll: float = 0.05,
-    wanted: Callable[[float], bool] = lambda idle: idle < 3600,
+    wanted: Callable[[float], bool],
+    poll: float = POLL,
 ) -> None:
     """Do the spool's jobs for as long as ``wanted`` says.
 
@@ -127,10 +144,10 @@ def serve(
         Where the jobs come from.
     do_job
         Answers one job.
-    poll
-        Seconds between two looks at the spool.
     wanted
         Called with the seconds since the last job; returns whether to wait for more.
+    poll
+        Seconds between two looks at the spool.
     """
     with spool.lease() as held:
         if not held:
@@ -150,9 +167,28 @@ def serve(
 def do(job: Job, work: Work) -> None:
     """Do one job; report an error in it to the process that asked, and go on serving."""
     try:
-        job.finish(work(recordfile.load(job.request)))
+        result = work(recordfile.load(job.request))
     except Exception as error:
         lines = traceback.format_exc().splitlines()
         log.error("job %s failed:\n%s", job.stem.name, "\n".join(map(printable, lines)))
         # A `UserError` explains itself; its class name would only lengthen the line.
-        job.fail(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
+        _answer(job, reason=_reason(error))
+    else:
+        _answer(job, result)
+
+
+def _answer(job: Job, result: RecordDict | None = None, reason: str = "") -> None:
+    """Write a job's answer; if there is no room for it, write that, and if possible go on."""
+    try:
+        if result is not None:
+            job.finish(result)
+        else:
+            job.fail(reason)
+    except OSError as error:
+        log.error("job %s: %s", job.stem.name, explain_disk(error))
+        with suppress(OSError):  # who asked sees that the request has gone
+            job.fail(explain_disk(error))
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"

@@ -13,6 +13,7 @@ can use one spool at once; their jobs queue.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -37,6 +38,13 @@ MOST_REASON = 4000
 
 class HandoverError(UserError):
     """A job was not done; the message is meant for the log of the process that asked."""
+
+
+def explain_disk(error: OSError) -> str:
+    """Return why a file could not be written, without the name of the file."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk of this station is full: free some space in its spool"
+    return f"a file of this station's spool cannot be written: {error.strerror}"
 
 
 @dataclass(frozen=True)
@@ -107,8 +115,19 @@ class Job:
 
     def fail(self, reason: str) -> None:
         """Write the reason why there is no result."""
-        write_text(self.error, printable(reason, MOST_REASON))
-        _remove(self.request)
+        text = printable(reason, MOST_REASON)
+        try:
+            write_text(self.error, text)
+        except OSError:  # a full disk: the request makes room for the reason
+            os.truncate(self.request, 0)
+            write_text(self.error, text)
+        finally:
+            _remove(self.request)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the job has neither a request nor an answer any more."""
+        return not self.request.exists() and not self.done
 
 
 class Spool:
@@ -130,7 +149,10 @@ class Spool:
         job = Job(self.folder / f"{run_id}-{digest}")
         with job.wait():
             if not job.done and not job.request.exists():
-                recordfile.save(content, job.request)
+                try:
+                    recordfile.save(content, job.request)
+                except OSError as error:
+                    raise HandoverError(explain_disk(error)) from None
             yield job
 
     def waiting(self) -> Job | None:
@@ -167,6 +189,12 @@ class Spool:
         """Whether a living process holds the lease."""
         with self._lease.open("a") as file:
             return not _lock(file)
+
+    @contextmanager
+    def starting(self) -> Iterator[bool]:
+        """Hold the right to start a server; yields False while another process starts one."""
+        with (self.folder / "starting").open("a") as file:
+            yield _lock(file)
 
     @contextmanager
     def lease(self) -> Iterator[bool]:

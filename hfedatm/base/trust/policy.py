@@ -157,7 +157,7 @@ class SecureSum(_Section):
 
 
 class Limits(_Section):
-    """Limits on the cost of a task."""
+    """Limits on what runs cost this machine."""
 
     epochs: int | None = Field(None, ge=1, description="most local-epochs of a task")
     rounds: int | None = Field(None, ge=1, description="most global rounds of a run")
@@ -168,6 +168,12 @@ class Limits(_Section):
         None, gt=0, description="most resident memory of a client's task; beyond it, it is ended"
     )
     reply_mb: float | None = Field(None, gt=0, description="largest reply that leaves this node")
+    idle_seconds: float = Field(
+        600.0,
+        gt=0,
+        description="seconds without work after which this machine gives the memory of imported "
+        "modules back; the next task imports them again",
+    )
 
 
 class Policy(_Section):
@@ -225,6 +231,14 @@ class Policy(_Section):
             raise PolicyRefusal(
                 f"this node does no work until its owner corrects its policy: {error}"
             ) from None
+
+
+def idle_seconds() -> float:
+    """Return the seconds without work after which a process of this machine gives memory back."""
+    try:
+        return Policy.current().limits.idle_seconds
+    except PolicyRefusal:  # the reply to the first task will say so
+        return Limits().idle_seconds
 
 
 def fields() -> Iterator[tuple[str, str, str, str]]:

@@ -3,7 +3,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from hfedatm_core.data import load
-from hfedatm_core.data.digits import ANGLES, DOMAINS, _rotate
+from hfedatm_core.data.digits import ANGLES, DOMAINS, _rotate, _table
 
 
 def centre_of_mass(images):
@@ -75,3 +75,9 @@ def test_wrong_options_are_refused():
         load("digits", images="some")
     with pytest.raises(ValueError, match="at least 8 pixels"):
         load("digits", size=4)
+
+
+def test_the_images_are_those_that_scikit_learn_loads():
+    pixels, labels = load_digits(return_X_y=True)
+    assert _table()[:, :-1].tolist() == pixels.tolist()
+    assert _table()[:, -1].tolist() == labels.tolist()

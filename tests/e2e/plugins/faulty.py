@@ -24,10 +24,7 @@ def train(model, batches, received, settings):
     faults = Path(os.environ["FAULTS"])
     with (faults / "trained").open("a") as file:
         file.write(f"{machine()}\n")
-    if (faults / f"pause-{machine()}").exists():
-        (faults / f"paused-{machine()}").write_text(str(os.getpid()))
-        while (faults / f"pause-{machine()}").exists():
-            time.sleep(0.1)
+    _pause(faults / f"pause-{machine()}", faults / f"paused-{machine()}")
     if _once(faults / f"hostile-{machine()}"):
         hfedatm.base.records.write_array = _hostile
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr)
@@ -37,6 +34,19 @@ def train(model, batches, received, settings):
         loss.backward()
         optimizer.step()
     return {"loss": float(loss)}
+
+
+def _pause(wish: Path, note: Path) -> None:
+    """Wait, in the training that the wish numbers, until the wish is withdrawn."""
+    if not wish.exists():
+        return
+    number = int(wish.read_text() or 1)
+    if number > 1:
+        wish.write_text(str(number - 1))
+        return
+    note.write_text(str(os.getpid()))
+    while wish.exists():
+        time.sleep(0.1)
 
 
 def _once(file: Path) -> bool:

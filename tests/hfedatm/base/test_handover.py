@@ -1,3 +1,4 @@
+import errno
 import multiprocessing
 import os
 import threading
@@ -125,6 +126,61 @@ def test_an_exception_reaches_the_server_and_the_run_lives_on(station):
         hand_over(content(3), 1, "m", run, **QUICK)
     assert number_of(hand_over(content(4), 1, "n", run, **QUICK)) == 8
     assert len(run.processes) == 1
+
+
+def full_disk(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device", "/the/owners/folder")
+
+
+def test_a_full_disk_is_named_and_the_run_lives_on(station, monkeypatch):
+    run = station(lambda job: double(job) if number_of(job) else full_disk())
+    monkeypatch.setattr(Job, "finish", full_disk)
+    with pytest.raises(HandoverError, match="^the disk of this station is full: free some space"):
+        hand_over(content(3), 1, "m", run, **QUICK)
+    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(recordfile, "save", full_disk)
+        with pytest.raises(HandoverError, match="^the disk of this station is full"):
+            hand_over(content(3), 1, "n", run, **QUICK)
+
+
+def test_the_request_makes_room_for_the_reason(tmp_path, monkeypatch):
+    """The disk has room for a short text only after the long request has gone."""
+    spool = Spool(tmp_path)
+    with spool.submit(1, "m", content(3)) as job:
+
+        def write(path, text):
+            if job.request.stat().st_size:
+                full_disk()
+            path.write_text(text)
+
+        monkeypatch.setattr("hfedatm.base.handover.spool.write_text", write)
+        do(job, lambda _: full_disk())
+        assert job.error.read_text().startswith("OSError: [Errno 28]")
+        assert not job.request.exists()
+
+
+def test_who_asked_does_not_wait_for_an_answer_that_cannot_be_written(station, monkeypatch):
+    monkeypatch.setattr("hfedatm.base.handover.spool.write_text", full_disk)
+    monkeypatch.setattr(Job, "finish", full_disk)
+    run = station()
+    with pytest.raises(HandoverError, match="the station run could not write its answer"):
+        hand_over(content(3), 1, "m", run, **QUICK)
+
+
+def test_only_one_of_two_processes_starts_a_run(station):
+    run = station()
+    with run.spool.starting() as ours:
+        assert ours
+        asking = threading.Thread(
+            target=lambda: hand_over(content(1), 1, "m", run, **QUICK), daemon=True
+        )
+        asking.start()
+        with run.spool.starting() as others:
+            assert not others
+        assert not run.processes
+    asking.join(60)
+    assert len(run.processes) == 1 and not asking.is_alive()
 
 
 def test_a_run_that_cannot_be_submitted_yet_is_submitted_later(station):

@@ -19,7 +19,8 @@ from pathlib import Path
 import flwr.supernode.cli
 
 def work():
-    done = f"{os.getpid()} {os.getppid()} {'marker' in sys.modules} {' '.join(sys.argv)}"
+    done = f"{os.getpid()} {os.getppid()} {'marker' in sys.modules} {os.getcwd()}"
+    print("says", os.environ.get("SAYS"), flush=True)
     Path(os.environ["DONE"]).write_text(done)
     sys.exit(int(sys.argv[-1]))
 
@@ -39,7 +40,7 @@ def node(tmp_path):
     home.mkdir(parents=True)
     places = [str(modules), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = flower.environment(home) | {
-        prefork.PRELOAD: "marker", "DONE": str(tmp_path / "done"),
+        prefork.PRELOAD: "marker", prefork.HELPER: str(home), "DONE": str(tmp_path / "done"),
         "PYTHONPATH": os.pathsep.join(places),
     }  # fmt: skip
     with subprocess.Popen(["sleep", "600"]) as process:
@@ -66,12 +67,13 @@ def workers(environment):
     return [process for process in found if process.ppid() not in ids]  # a fork is called the same
 
 
-def message(node, code=0):
+def message(node, code=0, **options):
     """Have one message handled; return who did it."""
     process, environment, done = node
     done.unlink(missing_ok=True)
     arguments = ["--token", "t", "--parent-pid", str(process.pid), str(code)]
-    subprocess.run(["flwr-clientapp", *arguments], env=environment, check=True, timeout=120)
+    given = {"env": environment} | options
+    subprocess.run(["flwr-clientapp", *arguments], check=True, timeout=120, **given)
     until = time.monotonic() + 60
     while not done.exists() or not done.read_text():
         assert time.monotonic() < until
@@ -102,7 +104,7 @@ def test_somebody_who_asks_for_nothing_does_no_harm(node):
     came_from = Path.cwd()
     os.chdir(node[1]["FLWR_HOME"])
     try:
-        for said in (b"", b"no json\n"):
+        for said in (b"", b"no json\n", b"\nno json\n", b"\n[]\n", b'\n{"node": "x"}\n'):
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.connect(prefork.ADDRESS)
                 connection.sendall(said)
@@ -111,21 +113,76 @@ def test_somebody_who_asks_for_nothing_does_no_harm(node):
     assert message(node)[1] == waiting.pid
 
 
-def test_without_such_a_process_the_command_does_it_itself(node):
+def test_if_the_helper_cannot_import_a_module_the_command_does_the_work_itself(node):
     node[1][prefork.PRELOAD] = "a_module_that_is_missing"
     pid, parent, preloaded = message(node)
     assert not preloaded
-    assert not workers(node[1])
+    assert parent not in {process.pid for process in workers(node[1])}
+
+
+def test_a_helper_is_there_before_the_first_message(node):
+    process, environment, _ = node
+    begin = f"from hfedatm.deploy import prefork; prefork.begin({process.pid})"
+    for _ in range(2):  # a second one introduces its node to the first
+        subprocess.run([sys.executable, "-c", begin], env=environment, check=True, timeout=60)
+    wait_for(lambda: len(workers(environment)) == 1)
+    (waiting,) = workers(environment)
+    assert message(node)[1] == waiting.pid
+
+
+def test_two_nodes_share_a_helper_and_keep_their_output_folder_and_environment(node, tmp_path):
+    log = tmp_path / "log"
+    for name in ("one", "two"):
+        with log.open("a") as file:
+            here = tmp_path / name
+            here.mkdir()
+            message(node, env=node[1] | {"SAYS": name}, cwd=here, stdout=file)
+        assert node[2].read_text().endswith(f"/{name}")
+    wait_for(lambda: log.read_text().split() == ["says", "one", "says", "two"])
+    assert len(workers(node[1])) == 1
+
+
+def test_a_helper_that_was_idle_for_long_ends_and_the_next_message_starts_another(node, tmp_path):
+    policy = tmp_path / "policy.toml"
+    policy.write_text("[limits]\nidle-seconds = 0.1\n")
+    node[1]["HFEDATM_POLICY"] = str(policy)
+    first = message(node)[1]
+    wait_for(lambda: not workers(node[1]))
+    assert message(node)[1] != first
+
+
+def test_a_killed_helper_whose_fork_still_works_is_replaced(node, tmp_path):
+    """The lock that only one helper may hold ends with the helper, not with its forks."""
+    (tmp_path / "modules/marker.py").write_text(
+        "import os, time, flwr.supernode.cli as cli\ndone = cli.flwr_clientapp\n"
+        "def work():\n    try:\n        done()\n    finally:\n"
+        "        time.sleep(600 if 'SLOW' in os.environ else 0)\n"
+        "cli.flwr_clientapp = work\n"
+    )
+    (tmp_path / "modules/sitecustomize.py").write_text("import replaced, marker\n")
+    slow, parent, _ = message(node, env=node[1] | {"SLOW": "1"})
+    try:
+        psutil.Process(parent).kill()
+        wait_for(lambda: not psutil.pid_exists(parent))
+        assert psutil.pid_exists(slow)
+        assert message(node)[1] != parent
+    finally:
+        psutil.Process(slow).kill()
+
+
+def wait_for(condition):
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 ENDS = """
 import gc, os, subprocess, sys
-import psutil
+from pathlib import Path
 from hfedatm.deploy import prefork
 
-os.chdir(sys.argv[1])
 with subprocess.Popen(["sleep", "600"]) as process:
-    node = psutil.Process(process.pid)
     freeze = gc.freeze
 
     def freeze_and_end():
@@ -134,7 +191,7 @@ with subprocess.Popen(["sleep", "600"]) as process:
         process.kill()
 
     gc.freeze = freeze_and_end
-    prefork.serve(node)
+    prefork.serve(Path(sys.argv[1]), process.pid)
 print(gc.get_freeze_count())
 """
 

@@ -1,0 +1,1 @@
+"""Faults of a deployment with real processes; all modules share one deployment."""
