@@ -108,28 +108,6 @@ def _rounds(home: Path, id: str) -> str:
     return f"{len(run.rounds)}/{run.total}" if run else ""
 
 
-def _after_round(home: Path, run: Submission) -> Submission:
-    """Wait until a round has ended, or the run has; return the run as it is then."""
-    asked = time.monotonic()
-    while (now := _described(home, _listed(home, run.id))).rounds == run.rounds:
-        if now.state.startswith("finished"):
-            break
-        # Asking a SuperLink takes a process, so the folder is looked at more often.
-        until = time.monotonic() + min(30.0, 2.0 + (time.monotonic() - asked) / 10)
-        while time.monotonic() < until and _rounds(home, run.id) == run.rounds:
-            time.sleep(0.1)
-    return now
-
-
-def _listed(home: Path, id: str) -> Mapping[str, Any]:
-    return next(each for each in flower.list_runs(LINK, home) if str(each["run-id"]) == id)
-
-
-def _rounds(home: Path, id: str) -> str:
-    run = _folder(home, id)
-    return f"{len(run.rounds)}/{run.total}" if run else ""
-
-
 def how_to_resume(home: Path, run_id: int) -> str:
     """Return the end of a sentence about a run that ended early: the command that continues it."""
     run = _folder(home, str(run_id))

@@ -51,7 +51,7 @@ class Writer:
         if self.host != platform.node():
             return None
         try:
-            return abs(psutil.Process(self.pid).create_time() - self.created) >= 1.0
+            return bool(abs(psutil.Process(self.pid).create_time() - self.created) >= 1.0)
         except psutil.NoSuchProcess:
             return True
         except (psutil.Error, ValueError, OverflowError):

@@ -61,7 +61,7 @@ def assign(
                 "--stations, --capacity and --json are for a file: pass the class-counts.csv that "
                 "--ask writes"
             )
-        submit([*(given or []), "station-assignment=suggest"], None, folder)
+        submit([*(given or []), "station-assignment=suggest"], folder=folder)
         return
     if len(given or []) != 1 or not stations:
         raise UserError("give one file of class counts and --stations, or --ask a deployment")

@@ -77,7 +77,7 @@ def complete_run(incomplete: str) -> list[str]:
 
 def complete_table(incomplete: str) -> list[str]:
     """Offer the tables that can be reproduced."""
-    from hfedatm.reproduce.tables import TABLES
+    from hfedatm.reproduce.rows import TABLES
 
     return [name for name in TABLES if name.startswith(incomplete)]
 
