@@ -19,6 +19,7 @@ from hfedatm_core.apart.repairing import layer_moments, repair_layer
 from hfedatm_core.fot.costs.base import Cost, dissimilarity
 from hfedatm_core.fot.costs.gram import GramCost, GramSide
 from hfedatm_core.fot.costs.profile import ProfileCost
+from hfedatm_core.fot.options import AlignmentOptions
 from hfedatm_core.fot.sweeping import sweep
 from hfedatm_core.grams.gram import Gram
 
@@ -134,6 +135,22 @@ def test_matching_is_a_bijection_that_keeps_the_function(name: str, kind: str, s
     assert_same_function(model, theirs[0], permuted, x)
 
 
+@pytest.mark.parametrize("name", ["lenet5-bn", "separable"])
+def test_it_makes_no_difference_which_network_is_the_reference(name: str) -> None:
+    """Inputs of both networks count equally in the cost."""
+    model, x, graph = network(name)
+    networks = [other_weights(model, x * scale, seed) for seed, scale in ((1, 1.0), (2, 3.0))]
+    one, other = (
+        cost_between("gram", model, x, graph, *pair) for pair in (networks, networks[::-1])
+    )
+    folded = fold_graph(graph)
+    orders = {group.name: torch.arange(group.size) for group in folded.groups}
+    for group in folded.groups:
+        for member in one.members(group):
+            found, back = (cost.between(group, member, orders) for cost in (one, other))
+            torch.testing.assert_close(found, back.T, rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.parametrize("kind", ["gram", "profile"])
 def test_ties_go_to_the_identity(kind: str) -> None:
     """All units are alike: no order is better than another, and none moves."""
@@ -146,6 +163,14 @@ def test_ties_go_to_the_identity(kind: str) -> None:
     found = profiled(model, model.state_dict(), x, graph) if kind == "profile" else None
     update = Update(model.state_dict(), measured(model, x), profiles=found)
     assert merge_apart([update, update], graph).moved == 0
+
+
+def test_an_order_must_gain_the_margin() -> None:
+    model, x, graph = network("lenet5")
+    networks = [Update(*other_weights(model, x, seed)) for seed in (1, 2)]
+    assert merge_apart(networks, graph).moved > 0
+    strict = AlignmentOptions("exact", "all", margin=0.999999)
+    assert merge_apart(networks, graph, alignment=strict).moved == 0
 
 
 @pytest.mark.parametrize("kind", ["gram", "profile"])
@@ -267,6 +292,20 @@ def test_networks_of_another_shape_or_name_are_refused() -> None:
         merge_apart([Update(state, name="a"), Update(state, name="a")], graph)
     with pytest.raises(ValueError, match="empty"):
         merge_apart([], graph)
+
+
+def test_a_unit_that_varies_by_rounding_alone_counts_as_constant() -> None:
+    """Half of the units read inputs that are constant: their correlations would be noise."""
+    torch.manual_seed(0)
+    constant = 10.0 * torch.rand(1, 4).double().expand(40, 4)
+    rows = torch.cat([torch.randn(40, 4).double(), constant, torch.ones(40, 1).double()], 1)
+    weight = torch.randn(40, 8).double()
+    weight[20:, :4] = 0.0
+    side = GramSide({"l.weight": weight}, {"l": Gram.from_dense(rows.T @ rows / 40, 40)})
+    noise = (side.products["l.weight"] * weight).sum(1)[20:]
+    assert bool((noise > 0).any())
+    variances = side.variances["l.weight"]
+    assert bool((variances[:20] > 0).all()) and not variances[20:].any()
 
 
 def test_what_is_dead_resembles_only_what_is_dead() -> None:
