@@ -86,6 +86,7 @@ def supernode_command() -> Callable[[], None]:
     sleep through what happens there: Flower's loop looks for a reply twice a second only.
     """
     look_sooner_for_parts()
+    import_module("flwr.supernode.main")  # before there is a second thread that imports Flower
     loop = import_module("flwr.supernode.start_client_internal")
     pull = loop._pull_and_store_message
 

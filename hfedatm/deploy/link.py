@@ -23,11 +23,11 @@ def main() -> None:
     options.add_argument("--isolation")
     given, _ = options.parse_known_args()
     sys.argv = [COMMAND, *sys.argv[1:]]
+    run = next(iter(entry_points(group="console_scripts", name=COMMAND))).load()
+    serving.prepare()
     if given.port and not given.isolation:
         tasks.begin(given.port, given.ssl_ca_certfile)
         sys.argv += ["--isolation", "process"]
-    serving.prepare()
-    run = next(iter(entry_points(group="console_scripts", name=COMMAND))).load()
     sys.exit(run())
 
 

@@ -14,9 +14,13 @@ import shlex
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hfedatm.base.environment import HELPER
-from hfedatm.deploy import prefork, tasks
+from hfedatm.deploy import prefork
+
+if TYPE_CHECKING:
+    from hfedatm.deploy.station_run import StationRun
 
 AGAIN = 1.0
 """Seconds between two attempts."""
@@ -36,21 +40,24 @@ def main() -> None:
     options.add_argument("--port", type=int, default=0)
     options.add_argument("--node-config", default="")
     given, _ = options.parse_known_args()
-    if given.port and HELPER in os.environ:
+    deployed = given.port and HELPER in os.environ
+    if deployed:
         prefork.begin(os.getpid())
-        tasks.begin(given.port)
-        tasks.in_background(_start_station_run, given.node_config)
 
-    from hfedatm.deploy import serving
+    from hfedatm.deploy import serving, tasks
     from hfedatm.flower_internals import supernode_command
 
-    serving.prepare()
     begun = [sys.executable, "-m", "hfedatm.deploy.node", *sys.argv[1:]]
-    if given.port and HELPER in os.environ:
+    run = supernode_command()
+    serving.prepare()
+    if deployed:
+        tasks.begin(given.port)
+        if station_run := _station_run(given.node_config):
+            tasks.in_background(station_run.prepare)
         sys.argv += ["--isolation", "process"]
     first = float(os.environ.setdefault(FIRST, str(time.time())))
     try:
-        supernode_command()()
+        run()
         # Flower's loop ends with an error it does not expect, and leaves the process as it is.
         log.error("the SuperNode has lost its SuperLink; it starts again")
     except SystemExit as end:
@@ -61,14 +68,15 @@ def main() -> None:
     os.execv(sys.executable, begun)
 
 
-def _start_station_run(node_config: str) -> None:
-    """Start the run of a station's node, if this is one."""
+def _station_run(node_config: str) -> StationRun | None:
+    """Return the run of a station's node, if this is one."""
+    from hfedatm.base.handover.spool import Spool
+    from hfedatm.deploy.station_run import StationRun
+
     config = dict(part.partition("=")[::2] for part in shlex.split(node_config))
     if "spool" in config and "link" in config:
-        from hfedatm.base.handover.spool import Spool
-        from hfedatm.deploy.station_run import StationRun
-
-        StationRun(Spool(Path(config["spool"])), config["link"]).prepare()
+        return StationRun(Spool(Path(config["spool"])), config["link"])
+    return None
 
 
 if __name__ == "__main__":

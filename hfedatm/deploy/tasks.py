@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from hfedatm.flower_internals import start_tasks
+
 HOST = "127.0.0.1"
 AGAIN = 1.0
 """Seconds until tasks are started again after an error."""
@@ -21,7 +23,10 @@ log = logging.getLogger("hfedatm.tasks")
 
 
 def begin(port: int, ca_file: str | None = None) -> None:
-    """Start the tasks of this process, which will listen at ``port``, for as long as it lives."""
+    """Start the tasks of this process, which will listen at ``port``, for as long as it lives.
+
+    Call it when everything is imported: two threads that import Flower at once get parts of it.
+    """
     in_background(_start_tasks, port, ca_file)
 
 
@@ -31,8 +36,6 @@ def in_background(work: Callable[..., None], *given: object) -> None:
 
 
 def _start_tasks(port: int, ca_file: str | None) -> None:
-    from hfedatm.flower_internals import start_tasks
-
     while True:
         try:
             _wait_until_it_listens(port)

@@ -12,7 +12,6 @@ from hfedatm.base.environment import PRELOAD
 from hfedatm.deploy import flower, machines, tasks
 from hfedatm.deploy import node as node_module
 from hfedatm.deploy.machines import Machine
-from hfedatm.deploy.station_run import StationRun
 
 MOST_MB = 250
 
@@ -103,15 +102,11 @@ def test_a_node_that_is_not_admitted_yet_tries_again_for_a_minute(ends, monkeypa
         ends(lambda: leave(1))
 
 
-def test_the_node_of_a_station_starts_its_run_and_that_of_a_client_none(monkeypatch, tmp_path):
-    prepared = []
-    monkeypatch.setattr(
-        StationRun, "prepare", lambda self: prepared.append((self.spool.folder, self.link))
-    )
+def test_the_node_of_a_station_starts_its_run_and_that_of_a_client_none(tmp_path):
     spool = tmp_path / "a folder"
-    node_module._start_station_run("partition-id=0")
-    node_module._start_station_run(f'partition-id=0 spool="{spool}" link="station-1"')
-    assert prepared == [(spool, "station-1")]
+    assert node_module._station_run("partition-id=0") is None
+    run = node_module._station_run(f'partition-id=0 spool="{spool}" link="station-1"')
+    assert (run.spool.folder, run.link) == (spool, "station-1")
 
 
 def test_tasks_are_started_again_after_an_error(monkeypatch):
@@ -129,7 +124,7 @@ def test_tasks_are_started_again_after_an_error(monkeypatch):
         def close(self):
             pass
 
-    monkeypatch.setattr("hfedatm.flower_internals.start_tasks", start)
+    monkeypatch.setattr(tasks, "start_tasks", start)
     monkeypatch.setattr(tasks.socket, "create_connection", lambda _: Listening())
     monkeypatch.setattr(tasks, "AGAIN", 0.0)
     tasks.begin(7)
