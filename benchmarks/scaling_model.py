@@ -20,15 +20,16 @@ RESULTS = Path(__file__).parent / "results" / "superlink_load.json"
 
 @dataclass(frozen=True)
 class Network:
-    """Bytes of a model and of its Grams in a message."""
+    """Bytes of a model, of its Grams, and of the products that a station of stations adds."""
 
     name: str
     model: float
     grams: float
+    products: float = 0.0
 
 
 # Bytes of a reply's model and Grams, as `rounds.jsonl` counts them in a run with default settings.
-LENET5 = Network("LeNet-5", 248_202, 183_490)
+LENET5 = Network("LeNet-5", 248_202, 183_490, 236_100)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def bytes_up(sizes: tuple[int, ...], network: Network, station_rounds: int = 1) 
     """Return the bytes that every tier sends up in a round, the outermost stations first.
 
     A client sends its model in every station round and its Grams in the last one; a station sends
-    one model and one set of Grams.
+    one model and one set of Grams, and a station of stations the sums of products, too.
     """
     tiers = []
     nodes = 1
@@ -96,7 +97,8 @@ def bytes_up(sizes: tuple[int, ...], network: Network, station_rounds: int = 1) 
         nodes *= size
         clients = level == len(sizes) - 1
         times = station_rounds if clients else 1
-        tiers.append(nodes * (times * network.model + network.grams))
+        more = network.products if level < len(sizes) - 2 else 0.0
+        tiers.append(nodes * (times * network.model + network.grams + more))
     return tiers
 
 

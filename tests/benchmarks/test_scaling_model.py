@@ -36,6 +36,25 @@ def test_bytes_of_a_run_that_the_constants_have_not_seen(tmp_path):
     assert bytes_up((3, 3), network, station_rounds=3) == pytest.approx(sent(3, 3, 3))
 
 
+def test_bytes_of_a_deeper_tree(tmp_path):
+    """A small tree gives the bytes of products; a wider one has the bytes that follow from them."""
+
+    def sent(tiers):
+        first, second, last = map(int, tiers.split("x"))
+        small = {"gram-min-rows": 1, "tiers": tiers, "station-rounds": "1x1"}
+        small |= {"stations": first * second, "clients-per-station": last}
+        [line] = lines_of(run_small(tmp_path / tiers, rounds=1, **small))
+        return line["bytes_up"]["stations"], line["bytes_up"]["clients"]
+
+    stations, clients = sent("1x2x2")
+    whole = clients / 4
+    products = stations - 3 * whole
+    assert products > 0
+    network = Network("tiny", whole, 0.0, products)
+    outer, inner, below = bytes_up((2, 3, 2), network)
+    assert (outer + inner, below) == pytest.approx(sent("2x3x2"))
+
+
 def loads(link):
     """Return what a link of these constants would measure."""
     return [
