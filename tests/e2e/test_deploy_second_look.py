@@ -76,10 +76,11 @@ def paused(faults) -> int:
 
 
 def assert_same(run, model):
+    """Stations answer in another order, which changes sums by rounding; the last fit magnifies it."""
     found = load_file(run.folder / "last.safetensors")
     assert found.keys() == model.keys()
     for name, tensor in model.items():
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-6)
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5)
 
 
 def test_the_same_model_as_in_one_process(deployment, undisturbed):
