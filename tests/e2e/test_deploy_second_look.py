@@ -76,7 +76,7 @@ def paused(faults) -> int:
 
 
 def assert_same(run, model):
-    """Stations answer in another order, which changes sums by rounding; the last fit magnifies it."""
+    """Sums follow the order of arrival; fitting the last layer magnifies their rounding."""
     found = load_file(run.folder / "last.safetensors")
     assert found.keys() == model.keys()
     for name, tensor in model.items():
