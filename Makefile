@@ -33,7 +33,7 @@ test: install      ## the ordinary tests
 
 test-marked: install  ## long training and real processes; a busy machine may miss a deadline once
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --reruns 1 -m "slow and not e2e and not docker"
-	$(BIN)/python -m pytest -n 2 --dist loadfile --reruns 1 -m "e2e and not docker"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --reruns 1 -m "e2e and not docker"
 
 test-docker: install  ## containers; needs a Docker engine
 	$(BIN)/python -m pytest -m docker tests/e2e
