@@ -51,7 +51,10 @@ class Writer:
         if self.host != platform.node():
             return None
         try:
-            return bool(abs(psutil.Process(self.pid).create_time() - self.created) >= 1.0)
+            process = psutil.Process(self.pid)
+            # A zombie has ended, but its parent has not looked yet.
+            other = abs(process.create_time() - self.created) >= 1.0
+            return bool(other or process.status() == psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:
             return True
         except (psutil.Error, ValueError, OverflowError):

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from helpers import SMALL, log_lines, run_small, small_settings
 
@@ -104,6 +105,16 @@ def test_a_process_whose_run_was_resumed_elsewhere_writes_nothing(tmp_path, monk
     folder = tmp_path / "run"
     assert RunFolder.reopen(str(folder), {}).finished_rounds() == 1
     assert json.loads((folder / presence.FILE).read_text()) == other
+
+
+def test_a_process_that_nobody_waited_for_has_ended(unfinished):
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        born = psutil.Process(child.pid).create_time()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie from here on
+        said = {"host": platform.node(), "pid": child.pid, "created": born}
+        (unfinished / presence.FILE).write_text(json.dumps(said))
+        assert read_run(unfinished).why_stopped == "its process has ended"
+        assert not presence.lives(unfinished)
 
 
 @pytest.mark.parametrize(
