@@ -22,7 +22,7 @@ from client_app.ledger import ACCOUNTS
 from hfedatm.base.errors import UserError
 from hfedatm.base.text import printable
 from hfedatm.base.versions import check_version, own_version
-from hfedatm_files import PRIVATE, replacing
+from hfedatm_files import PARTIAL, PRIVATE, replacing
 
 Parts = Mapping[str, Path]
 """Files or folders of a machine by name: ``state``, ``secrets``, ``policy``, ``results``."""
@@ -30,7 +30,7 @@ Parts = Mapping[str, Path]
 _CONTENTS = "contents.json"
 _SQLITE = b"SQLite format 3\0"
 # Locks and what a killed process left mean nothing elsewhere; a copied database needs no journal.
-_LEFT_OUT = (".asking", ".part", "-wal", "-shm", "-journal")
+_LEFT_OUT = (".asking", PARTIAL, "-wal", "-shm", "-journal")
 _MOST_CONTENTS = 64 * 2**20
 
 

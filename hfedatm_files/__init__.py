@@ -22,6 +22,9 @@ PUBLIC, PRIVATE = 0o666, 0o600
 
 ABANDONED_AFTER = 24 * 3600.0
 """Seconds after which a temporary file counts as left by a killed process."""
+PARTIAL = ".part"
+"""How the name of a file that is being written ends."""
+
 _TEMPORARY = re.compile(r".+\.[0-9a-f]{16}\.part")
 
 

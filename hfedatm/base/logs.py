@@ -63,6 +63,7 @@ def to_line(record: logging.LogRecord) -> str:
 
     >>> record = logging.LogRecord("hfedatm", logging.INFO, "", 0, "round %d", (3,), None)
     >>> record.created = 0.0
+    >>> about("")
     >>> to_line(record)
     '{"time": "1970-01-01T00:00:00.000+00:00", "level": "info", "logger": "hfedatm", "message": "round 3"}'
     """  # noqa: E501 (the line is as long as it is)

@@ -188,9 +188,9 @@ def _round(record: RoundRecord) -> dict[str, Any]:
 
 
 def _short(value: Any) -> Any:
-    """Round numbers to six digits: no table shows more, and the repository's size is limited."""
+    """Round numbers to nine digits: no table shows more, and the repository's size is limited."""
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        return float(f"{value:.9g}")
     if isinstance(value, Mapping):
         return {key: _short(each) for key, each in value.items()}
     return value

@@ -51,8 +51,8 @@ def open_run(given: Mapping[str, Any]) -> Iterator[RunFolder]:
         folder = RunFolder.reopen(str(given["resume"]), given)
         check_policy(policy, folder.settings)
         _warn(check(folder.settings))
-        presence.announce(folder.path)  # from here on, a process that was stopped writes nothing
         folder.restore()  # report an unreadable file before writing anything
+        presence.announce(folder.path)  # from here on, a process that was stopped writes nothing
         folder.go_on()
     else:
         settings = resolve(given)

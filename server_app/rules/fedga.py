@@ -51,7 +51,8 @@ def adjusted(
     known = {name: gap for name, gap in gaps.items() if name in weights}
     centre = fmean(known.values()) if known else 0.0
     largest = max((abs(gap - centre) for gap in known.values()), default=0.0)
-    if largest > 0.0:
+    # Equal gaps differ from their mean by rounding, which is no direction to move in.
+    if largest > 1e-12 * max((abs(gap) for gap in known.values()), default=0.0):
         for name, gap in known.items():
             found[name] = max(0.0, found[name] + step * total * (gap - centre) / largest)
     new = sum(found.values())

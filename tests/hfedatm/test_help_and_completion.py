@@ -69,7 +69,7 @@ def complete():
 
 def test_commands_and_options(complete):
     assert set(complete("")) == set(COMMANDS)
-    assert complete("re") == ["report", "reproduce"]
+    assert complete("rep") == ["report", "reproduce", "replace"]
     assert "--config" in complete("run", "--")
     assert set(complete("export", "--model", "")) == {"best", "last"}
 

@@ -245,7 +245,7 @@ def test_a_client_augments_no_grams_and_no_evaluation(monkeypatch):
     work.data = type("Data", (), {"train": data.domains["a"], "spec": data.spec})
     work.batches()
     assert not asked
-    work._batches(5)
+    work.batches(5)
     assert len(asked) == 1
 
 
