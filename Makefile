@@ -36,7 +36,7 @@ test-marked: install  ## long training and real processes; a busy machine may mi
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --reruns 1 -m "e2e and not docker"
 
 test-docker: install  ## containers; needs a Docker engine
-	$(BIN)/python -m pytest -m docker tests/e2e
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m docker tests/e2e
 
 fuzz: install      ## 50,000 spoilt replies, parcels, files and folders; a quarter of an hour
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/fuzz.py 50000

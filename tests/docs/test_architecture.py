@@ -10,7 +10,7 @@ from hfedatm.runtime.local import run_locally
 from server_app.strategy import HFedATMStrategy
 
 ROOT = Path(__file__).parents[2]
-MOST = 25
+MOST = 26
 
 
 @pytest.fixture(scope="module")
