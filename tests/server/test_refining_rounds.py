@@ -42,7 +42,7 @@ def depthwise(spec):
 
 LAYERS = ["0", "3", "7", "9"]
 APART = {
-    "model": "test_refining:depthwise",
+    "model": "test_refining_rounds:depthwise",
     "station_start": "own",
     "station_assignment": "mixed",
     "rounds": 1,
