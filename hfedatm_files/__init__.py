@@ -22,10 +22,11 @@ PUBLIC, PRIVATE = 0o666, 0o600
 
 ABANDONED_AFTER = 24 * 3600.0
 """Seconds after which a temporary file counts as left by a killed process."""
+
 PARTIAL = ".part"
 """How the name of a file that is being written ends."""
 
-_TEMPORARY = re.compile(r".+\.[0-9a-f]{16}\.part")
+_TEMPORARY = re.compile(r".+\.[0-9a-f]{16}" + re.escape(PARTIAL))
 
 
 @contextmanager
@@ -61,7 +62,7 @@ def replacing(
     """
     if not overwrite and os.path.lexists(path):  # also in a read-only folder
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     try:
         permissions = temporary.stat().st_mode
