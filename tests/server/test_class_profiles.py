@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from flwr.app import Message, RecordDict
 from helpers import (
     SMALL,
     SPEC,
@@ -20,29 +19,21 @@ from helpers import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from test_second_look import norm_net
+from spoiling import UNBOUNDED, spoilt, without
+from test_second_look import APART, norm_net
 
 import hfedatm.runtime.local as local
 from client_app.data import client_data
 from hfedatm.base.building import build_rule, trace_channels
 from hfedatm.base.class_profiles import ProfileBounds, ProfileShapes, tensors_to_profiles
 from hfedatm.base.errors import UserError
-from hfedatm.base.records import BadTask, record_to_state, state_to_record
+from hfedatm.base.records import BadTask, record_to_state
 from hfedatm_core import Update, collect_profiles
 from hfedatm_core.profiles import Profiles
 from hfedatm_core.robust.held import HeldUpdates
 from server_app.rules.hfedatm import HFedATM
 
-APART = {
-    "model": "test_second_look:norm_net",
-    "station_start": "own",
-    "station_assignment": "mixed",
-    "rounds": 1,
-    "station_rounds": 1,
-    "diagnostics": False,
-}
 PROFILED = {**APART, "rule_params": "profiles=true"}
-UNBOUNDED = {"bound_factor": 0, "claim_factor": 0}
 
 
 @pytest.fixture
@@ -168,38 +159,36 @@ def test_what_profiles_do_not_go_with_is_refused_with_the_cure(given, words):
 # --- who fails or lies
 
 
-def spoilt(change):
-    def spoil(message, reply):
-        state = change(record_to_state(reply.content["profiles"]))
-        content = {**reply.content, "profiles": state_to_record(state)}
-        return Message(RecordDict(content), reply_to=message)
-
-    return spoil
-
-
-def without(message, reply):
-    content = {k: v for k, v in reply.content.items() if k != "profiles"}
-    return Message(RecordDict(content), reply_to=message)
-
-
 def first_group(change):
     def changed(state):
         name = next(n for n in state if n != "counts")
         return state | {name: change(state[name])}
 
-    return spoilt(changed)
+    return spoilt("profiles", changed)
 
 
 LIES = {
-    "none": (without, "reply has no 'profiles' arrays"),
+    "none": (without("profiles"), "reply has no 'profiles' arrays"),
     "nan": (first_group(lambda m: m * math.nan), "not finite"),
     "huge": (first_group(lambda m: m + 1e16), "values beyond"),
     "shape": (first_group(lambda m: m[:, :2]), "has shape"),
     "type": (first_group(lambda m: m.double()), "has type"),
-    "unknown group": (spoilt(lambda s: s | {"group/x": torch.zeros(1)}), "unknown tensors"),
-    "negative count": (spoilt(lambda s: s | {"counts": s["counts"] - 1000}), "negative"),
-    "too many": (spoilt(lambda s: s | {"counts": s["counts"] + 1000}), "more examples than"),
-    "empty class": (spoilt(lambda s: s | {"counts": s["counts"] * 0}), "without examples"),
+    "unknown group": (
+        spoilt("profiles", lambda s: s | {"group/x": torch.zeros(1)}),
+        "unknown tensors",
+    ),
+    "negative count": (
+        spoilt("profiles", lambda s: s | {"counts": s["counts"] - 1000}),
+        "negative",
+    ),
+    "too many": (
+        spoilt("profiles", lambda s: s | {"counts": s["counts"] + 1000}),
+        "more examples than",
+    ),
+    "empty class": (
+        spoilt("profiles", lambda s: s | {"counts": s["counts"] * 0}),
+        "without examples",
+    ),
 }
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Message, RecordDict
 from helpers import (
     SMALL,
     Saboteur,
@@ -18,6 +18,7 @@ from helpers import (
     small_settings,
     tiny_data,
 )
+from spoiling import UNBOUNDED, counting, raising, silent, spoilt, without
 from torch import nn
 
 import hfedatm.runtime.local as local
@@ -53,7 +54,6 @@ APART = {
 }
 REFINE = {**APART, "rule_params": "refine=true"}
 RELATED = {"station_start": "shared", "gram_layers": "all"}
-UNBOUNDED = {"bound_factor": 0, "claim_factor": 0}
 
 
 @pytest.fixture
@@ -237,15 +237,6 @@ def test_a_resumed_run_ends_like_the_uninterrupted_one(tmp_path, monkeypatch):
 # --- who fails or lies
 
 
-def spoilt(change):
-    def spoil(message, reply):
-        state = change(record_to_state(reply.content["answers"]))
-        content = {**reply.content, "answers": state_to_record(state)}
-        return Message(RecordDict(content), reply_to=message)
-
-    return spoil
-
-
 def with_value(part, value):
     def change(state):
         name = next(n for n in state if n.endswith(part))
@@ -253,27 +244,7 @@ def with_value(part, value):
         changed.view(-1)[0] = value
         return {**state, name: changed}
 
-    return spoilt(change)
-
-
-def without(key):
-    def spoil(message, reply):
-        content = {name: record for name, record in reply.content.items() if name != key}
-        return Message(RecordDict(content), reply_to=message)
-
-    return spoil
-
-
-def counting(count):
-    def spoil(message, reply):
-        metrics = MetricRecord({"num-examples": count})
-        return Message(RecordDict({**reply.content, "metrics": metrics}), reply_to=message)
-
-    return spoil
-
-
-def raising(message, reply):
-    raise RuntimeError("disk on fire")
+    return spoilt("answers", change)
 
 
 def negative_variance(state):
@@ -283,18 +254,24 @@ def negative_variance(state):
 
 LIES = {
     "raises": (raising, "disk on fire"),
-    "empty": (lambda m, r: Message(RecordDict(), reply_to=m), "reply has no 'metrics'"),
+    "empty": (silent, "reply has no 'metrics'"),
     "no answers": (without("answers"), "reply has no 'answers' arrays"),
     "no Grams": (without("grams"), "reply has no 'grams' arrays"),
     "nan": (with_value("residual", math.nan), "values that are not finite"),
     "infinity": (with_value("moments", math.inf), "values that are not finite"),
     "huge": (with_value("residual", 1e16), "values beyond"),
     "beyond its errors": (with_value("residual", 1e4), "residuals beyond its errors"),
-    "negative variance": (spoilt(negative_variance), "a negative variance or error"),
-    "negative error": (spoilt(lambda s: {n: -v for n, v in s.items()}), "a negative variance"),
-    "shape": (spoilt(lambda s: {n: v.T for n, v in s.items()}), "has shape"),
-    "type": (spoilt(lambda s: {n: v.half() for n, v in s.items()}), "has type"),
-    "unknown layer": (spoilt(lambda s: s | {"x/residual": torch.ones(1)}), "unknown tensors"),
+    "negative variance": (spoilt("answers", negative_variance), "a negative variance or error"),
+    "negative error": (
+        spoilt("answers", lambda s: {n: -v for n, v in s.items()}),
+        "a negative variance",
+    ),
+    "shape": (spoilt("answers", lambda s: {n: v.T for n, v in s.items()}), "has shape"),
+    "type": (spoilt("answers", lambda s: {n: v.half() for n, v in s.items()}), "has type"),
+    "unknown layer": (
+        spoilt("answers", lambda s: s | {"x/residual": torch.ones(1)}),
+        "unknown tensors",
+    ),
     "no example": (counting(0), "num-examples = 0 is not a plausible count"),
     "huge count": (counting(10**12), "is not a plausible count"),
 }
@@ -354,7 +331,7 @@ def test_a_plausible_liar_moves_little(tmp_path, sabotage):
         return sum(float((state[n] - honest[n]).square().sum()) for n in honest
                    if n.endswith("weight")) ** 0.5  # fmt: skip
 
-    saboteur = sabotage(spoilt(lie))
+    saboteur = sabotage(spoilt("answers", lie))
     unbounded = last_model(run_small(tmp_path, "free", **given, **UNBOUNDED))
     lied = last_model(run_small(tmp_path, "lied", **given))
     assert ("train.refine", 1) in saboteur.calls

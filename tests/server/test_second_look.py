@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import Message, MetricRecord, RecordDict
 from helpers import (
     Saboteur,
     ask_client,
@@ -20,11 +19,12 @@ from helpers import (
     small_settings,
     tiny_data,
 )
+from spoiling import UNBOUNDED, counting, raising, silent, spoilt
 from torch import nn
 
 import hfedatm.runtime.local as local
 from client_app.data import client_data
-from hfedatm.base.records import record_to_state, state_to_record
+from hfedatm.base.records import record_to_state
 from hfedatm.base.results import RunFolder
 from hfedatm_core import forward
 
@@ -53,7 +53,6 @@ APART = {
     "diagnostics": False,
 }
 LOOK = {**APART, "rule_params": "second_look=auto"}
-UNBOUNDED = {"bound_factor": 0, "claim_factor": 0}
 
 
 @pytest.fixture
@@ -262,15 +261,6 @@ def test_a_resumed_run_ends_like_the_uninterrupted_one(tmp_path, monkeypatch):
 # --- who fails or lies
 
 
-def spoilt(change):
-    def spoil(message, reply):
-        state = change(record_to_state(reply.content["statistics"]))
-        content = {**reply.content, "statistics": state_to_record(state)}
-        return Message(RecordDict(content), reply_to=message)
-
-    return spoil
-
-
 def with_value(value):
     def change(state):
         state["1"][0, 0] = value
@@ -284,33 +274,23 @@ def negative_variance(state):
     return state
 
 
-def counting(count):
-    def spoil(message, reply):
-        metrics = MetricRecord({"num-examples": count})
-        return Message(RecordDict({**reply.content, "metrics": metrics}), reply_to=message)
-
-    return spoil
-
-
-def raising(message, reply):
-    raise RuntimeError("disk on fire")
-
-
-def silent(message, reply):
-    return Message(RecordDict(), reply_to=message)
-
-
 LIES = {
     "raises": (raising, "disk on fire"),
     "empty": (silent, "reply has no 'metrics'"),
-    "nan": (spoilt(with_value(math.nan)), "1 has values that are not finite"),
-    "infinity": (spoilt(with_value(math.inf)), "1 has values that are not finite"),
-    "huge": (spoilt(with_value(1e16)), "1 has values beyond"),
-    "negative variance": (spoilt(negative_variance), "1 has a negative variance"),
-    "wrong shape": (spoilt(lambda s: s | {"1": s["1"].T}), "1 has shape (4, 2), not (2, 4)"),
-    "wrong type": (spoilt(lambda s: s | {"1": s["1"].float()}), "1 has type torch.float32"),
-    "missing layer": (spoilt(lambda s: {"1": s["1"]}), "missing tensors ['6']"),
-    "unknown layer": (spoilt(lambda s: s | {"7": s["1"]}), "unknown tensors ['7']"),
+    "nan": (spoilt("statistics", with_value(math.nan)), "1 has values that are not finite"),
+    "infinity": (spoilt("statistics", with_value(math.inf)), "1 has values that are not finite"),
+    "huge": (spoilt("statistics", with_value(1e16)), "1 has values beyond"),
+    "negative variance": (spoilt("statistics", negative_variance), "1 has a negative variance"),
+    "wrong shape": (
+        spoilt("statistics", lambda s: s | {"1": s["1"].T}),
+        "1 has shape (4, 2), not (2, 4)",
+    ),
+    "wrong type": (
+        spoilt("statistics", lambda s: s | {"1": s["1"].float()}),
+        "1 has type torch.float32",
+    ),
+    "missing layer": (spoilt("statistics", lambda s: {"1": s["1"]}), "missing tensors ['6']"),
+    "unknown layer": (spoilt("statistics", lambda s: s | {"7": s["1"]}), "unknown tensors ['7']"),
     "negative count": (counting(-3), "num-examples = -3 is not a plausible count"),
     "no example": (counting(0), "num-examples = 0 is not a plausible count"),
     "huge count": (counting(10**12), "is not a plausible count"),
@@ -341,7 +321,7 @@ def test_a_plausible_liar_moves_little(tmp_path, sabotage):
     def lie(state):
         return {n: torch.stack([m[0] + 1e3, m[1] + 1e6 + 2e3 * m[0]]) for n, m in state.items()}
 
-    sabotage(spoilt(lie))
+    sabotage(spoilt("statistics", lie))
     lied = last_model(run_small(tmp_path, "lied", **given))
     scale = honest["1.running_var"].sqrt()
     assert ((lied["1.running_mean"] - honest["1.running_mean"]).abs() < 2 * scale).all()
