@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
-from hfedatm.base.streaming import NO_REPLY, StreamingGrid
+from hfedatm.base.streaming import NO_REPLY, NodeGrid, StreamingGrid
 from server_app.flights import Flights
 
 POLL = 0.05
 """Seconds between two looks for replies."""
 
 
-class PacedGrid(StreamingGrid):
+class PacedGrid(NodeGrid):
     """Show the stations that are idle, and wait for the first replies to a training.
 
     Parameters
@@ -52,10 +52,6 @@ class PacedGrid(StreamingGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return replies that have arrived."""
         return self._stations.pull_messages(message_ids)
-
-    def wait_for(self, message_id: str, sent_at: float, timeout: float | None) -> Message | None:
-        """Return one reply; not used, because `send_and_receive` waits for the first."""
-        raise NotImplementedError
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

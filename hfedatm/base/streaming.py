@@ -19,15 +19,8 @@ NO_REPLY = 1_001
 """Error code of a reply made here for a node that did not answer."""
 
 
-class StreamingGrid(Grid):
-    """Base of our Grids; ``nodes`` are the logical ids of a tier's children.
-
-    To report progress, ``on_sent`` is called with the messages that were sent, and ``on_reply``
-    with each message that was answered.
-    """
-
-    on_sent: Callable[[Sequence[Message]], None] | None = None
-    on_reply: Callable[[Message], None] | None = None
+class NodeGrid(Grid):
+    """Base of our Grids; its nodes are the logical ids of a tier's children."""
 
     def set_run(self, run: Any) -> None:
         """Set the run; kept only to satisfy the interface."""
@@ -48,6 +41,17 @@ class StreamingGrid(Grid):
     ) -> Message:
         """Create a message (Flower's older way, still part of the interface)."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+
+class StreamingGrid(NodeGrid):
+    """A Grid that waits for every reply, in the order of the messages.
+
+    To report progress, ``on_sent`` is called with the messages that were sent, and ``on_reply``
+    with each message that was answered.
+    """
+
+    on_sent: Callable[[Sequence[Message]], None] | None = None
+    on_reply: Callable[[Message], None] | None = None
 
     @abstractmethod
     def wait_for(self, message_id: str, sent_at: float, timeout: float | None) -> Message | None:
