@@ -22,7 +22,7 @@ from hfedatm.base.seeding import seed_torch
 from hfedatm.base.text import printable
 from hfedatm_core.data import DomainData
 from server_app import diagnostics
-from server_app.narration import outcome, round_line
+from server_app.narration import outcome, round_line, unknown_numbers
 from server_app.scores import summarise
 from server_app.strategy import HFedATMStrategy
 from server_app.tracking import open_trackers
@@ -45,6 +45,7 @@ class AfterRound:
         self._unseen = Batches(data.domains[self._target], data.spec, 256, self._device)
         self._trackers = open_trackers(settings, folder.path, strategy.done)
         self._started = time.perf_counter()
+        self._looked_for = False  # whether the numbers in show-metrics were there
         self._first = True  # the first round of this process; a resumed run may have failed before
 
     def __call__(self, number: int, arrays: ArrayRecord) -> None:
@@ -62,6 +63,10 @@ class AfterRound:
         self._folder.save_round(record, whole, remembered)
         self._trackers.log(record)
         log.info(round_line(record, settings))
+        if unseen and record.clients.answered and not self._looked_for:
+            self._looked_for = True
+            for line in unknown_numbers(record, settings):
+                log.warning("  %s", line)
         for what, some in (("left out", record.failures), ("cut back", record.cuts)):
             for one in some:
                 log.warning("  %s: %s: %s", what, printable(one.node), printable(one.reason))

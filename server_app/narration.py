@@ -16,6 +16,7 @@ from hfedatm.base.settings import Settings
 from hfedatm.base.text import labels, names_in, number, printable
 from hfedatm.base.tiers import is_deep, levels, rounds_at
 from hfedatm_core.data import DomainData
+from hfedatm_core.discovery import suggest
 
 
 def header(
@@ -69,6 +70,19 @@ def round_line(record: RoundRecord, settings: Settings) -> str:
     if record.taken_back:
         parts.append(f"TAKEN BACK: {printable(record.taken_back)}")
     return " | ".join(parts)
+
+
+def unknown_numbers(record: RoundRecord, settings: Settings) -> list[str]:
+    """Return a line for each name in ``show-metrics`` that no number of this round has."""
+    known = list(record.numbers)
+    plain = [label.removeprefix("source ").removeprefix("unseen ") for label in known]
+    there = ", ".join(map(printable, dict.fromkeys(plain))) or "none"
+    return [
+        f"show-metrics: round {record.round} has no number {printable(name)!r}; it has: {there}."
+        f"{suggest(name, plain)}"
+        for name in names_in(settings.show_metrics)
+        if not set(labels([name], known)) & set(known)
+    ]
 
 
 def _refined(found: Refined) -> str:

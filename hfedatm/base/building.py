@@ -20,7 +20,7 @@ import hfedatm_core.models
 import hfedatm_core.robust.rules
 from hfedatm.base.errors import UserError
 from hfedatm.base.learning import build_task, find_task, require_classes
-from hfedatm.base.networks import build_network, check_params, frozen_part_of, initial_network
+from hfedatm.base.networks import build_network, frozen_part_of, initial_network, options_for
 from hfedatm.base.options import parse_params
 from hfedatm.base.plugins import calling, check_call, construct, find_class, find_function
 from hfedatm.base.privacy_settings import sends_plain_grams
@@ -70,8 +70,7 @@ def load_data(settings: Settings, data_dir: str | None = None) -> DomainData:
 def _load(dataset: str, params: str, data_dir: str, task: str) -> DomainData:
     load = find_dataset(dataset)
     check_call("dataset", load, "load(data_dir, **params) -> DomainData", "data_dir")
-    options = parse_params(params)
-    check_params("dataset", load, options, f"data set {dataset!r}", "data_dir")
+    options = options_for("dataset", load, params, f"data set {dataset!r}", "data_dir")
     with calling("dataset", dataset):
         data: Any = load(data_dir or None, **options)
     if not isinstance(data, DomainData):

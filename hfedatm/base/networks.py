@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import nn
 
 import hfedatm_core.models
 from hfedatm.base.errors import UserError
-from hfedatm.base.options import parse_params
+from hfedatm.base.options import parse_params, parse_texts
 from hfedatm.base.plugins import calling, check_call, construct, find_function
 from hfedatm.base.seeding import derive, seed_torch
 from hfedatm.base.settings import Settings
@@ -66,16 +66,25 @@ def _builder(name: str, params: str) -> Callable[[DataSpec], Any]:
     """Return a model's build function with the user's options."""
     build = find_function("model", name, hfedatm_core.models, "build", "hfedatm.models")
     check_call("model", build, "build(spec, **params) -> torch.nn.Module", "spec")
-    options = parse_params(params)
-    check_params("model", build, options, f"model {name!r}", "spec")
+    options = options_for("model", build, params, f"model {name!r}", "spec")
     return partial(build, **options)
 
 
-def check_params(
-    setting: str, function: Callable[..., Any], options: dict[str, Any], owner: str, given: str
-) -> None:
-    """Refuse parameters that a function does not have."""
+def options_for(
+    setting: str, function: Callable[..., Any], params: str, owner: str, given: str
+) -> dict[str, Any]:
+    """Return the user's parameters of a function; one that it does not have is refused.
+
+    A parameter that the function declares as text gets the text, even if that is a number.
+    """
+    texts = parse_texts(params)
     try:
-        check_options(function, options, owner, reserved=(given,))
+        check_options(function, texts, owner, reserved=(given,))
     except ValueError as error:
         raise UserError(f"{setting}-params: {error}") from None
+    try:
+        hints = get_type_hints(function)
+    except (NameError, TypeError):  # a type that only a type checker imports: nothing is known
+        hints = {}
+    as_text = {name: text for name, text in texts.items() if hints.get(name) in (str, str | None)}
+    return parse_params(params) | as_text

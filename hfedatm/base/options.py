@@ -135,12 +135,17 @@ def as_key(name: str) -> str:
 
 def parse_params(text: str) -> dict[str, Any]:
     """``"mu=0.01, mode=mean"`` -> ``{"mu": 0.01, "mode": "mean"}``."""
-    params: dict[str, Any] = {}
+    return {name: _number_or_text(value) for name, value in parse_texts(text).items()}
+
+
+def parse_texts(text: str) -> dict[str, str]:
+    """``"mu=0.01, mode=mean"`` -> ``{"mu": "0.01", "mode": "mean"}``."""
+    params: dict[str, str] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         name, equals, value = part.partition("=")
         if not equals or not name.strip().replace("-", "_").isidentifier():
             raise ValueError(f"got {part!r}; write 'name=value', separated by commas")
-        params[name.strip().replace("-", "_")] = _number_or_text(value.strip())
+        params[name.strip().replace("-", "_")] = value.strip()
     return params
 
 

@@ -140,6 +140,17 @@ def test_a_rounds_line_shows_what_was_asked_for(results):
         assert "| missing - |" in line and "auc" not in line
 
 
+def test_a_name_that_no_number_has_is_told_once(results, tmp_path):
+    there = "it has: seen, f1, auc, accuracy, Confident."
+    told = [line for line in (results / "log").read_text().splitlines() if "show-metrics" in line]
+    assert told == [f"  show-metrics: round 1 has no number 'missing'; {there}"]
+    with log_lines() as lines:
+        run_small(tmp_path, metrics="accuracy", show_metrics="acuracy,accuracy")
+    told = [line for line in lines if "show-metrics" in line]
+    why = "it has: accuracy. Did you mean 'accuracy'?"
+    assert told == [f"  show-metrics: round 1 has no number 'acuracy'; {why}"]
+
+
 def test_every_view_shows_them(results, monkeypatch):
     monkeypatch.chdir(results)
 

@@ -231,6 +231,21 @@ def test_what_cannot_work_is_refused_before_round_1_with_the_cure(tmp_path, key,
     assert list(tmp_path.iterdir()) == [], "nothing has been started"
 
 
+def texts_and_numbers(data_dir, name: str = "", also: str | None = None, count: int = 0, more=0):
+    GIVEN.update(name=name, also=also, count=count, more=more)
+    return tiny_data()
+
+
+GIVEN = {}
+
+
+def test_a_parameter_declared_as_text_gets_the_text_though_it_is_a_number():
+    params = "name=007,also=1e3,count=12,more=12"
+    chosen = small_settings(dataset=f"{HERE}:texts_and_numbers", dataset_params=params)
+    load_data(chosen)
+    assert GIVEN == {"name": "007", "also": "1e3", "count": 12, "more": 12}
+
+
 def test_an_error_inside_the_users_module_is_not_hidden(tmp_path, monkeypatch):
     (tmp_path / "broken_lab.py").write_text("import surely_not_installed\n")
     monkeypatch.syspath_prepend(tmp_path)
