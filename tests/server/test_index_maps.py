@@ -6,9 +6,11 @@ function, so the run must end with the same model as the run without the permuta
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import pkgutil
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -23,21 +25,24 @@ from helpers import (
 )
 from torch import Tensor, nn
 
+import client_app.methods
 import hfedatm.runtime.local as local
+import server_app.rules
 import server_app.run
 from client_app.client import LocalWork
 from client_app.methods.fedsr import GaussianHead
-from hfedatm.base.building import build_method, build_model
+from hfedatm.base.building import build_method, build_model, build_rule
 from hfedatm.base.errors import UserError
 from hfedatm.base.index_maps import RECORD
-from hfedatm.base.records import state_to_record
-from hfedatm.contracts import Method, Situation, State, snapshot
+from hfedatm.base.records import record_to_state, state_to_record
+from hfedatm.contracts import Method, Rule, Situation, State, StationRule, Wrapper, snapshot
 from hfedatm_core import ChannelGraph, Merged, Update, merge
 from hfedatm_core.fot.options import AlignmentOptions
 from server_app import asking
 from server_app.rules.fedrc_clusters import FedRCClusters
 from server_app.rules.mtgc import MTGC
 from server_app.rules.sfedhp import SFedHP
+from station_app import station as station_job
 
 
 @dataclass
@@ -112,7 +117,18 @@ KEEPERS = {
     "elcfs": {"client_method": "elcfs"},
     "personal models": {"client_method": "test_index_maps:Personal"},
     "kept momentum": {"train_fn": "test_index_maps:kept_momentum"},
+    "momentum of the server": {
+        "server_rule": "hfedatm-no-regmean",
+        "rule_params": "momentum=0.5",
+        "rounds": 3,
+    },
 }
+NOT_BY_CHANNEL = {
+    "FedGA": "a weight of each station",
+    "RingStation": "the seconds that each client needs",
+    "Summarised": "the moments of the inputs",
+}
+"""What keeps state that has no channels."""
 RULES = {
     "by weights": {"server_rule": "hfedatm-no-regmean", "ot_scope": "all", "ot_solver": "exact"},
     # By default, the model that is sent out depends on whether anything moved.
@@ -179,6 +195,67 @@ def test_a_run_with_permuted_stations_equals_the_run_without(permuted_run, keepe
     plain = permuted_run("plain", False, **given)
     permuted = permuted_run("permuted", True, **given)
     assert not any(line["moved"] for line in lines_of(plain))
+    assert lines_of(permuted)[0]["moved"] > 0
+    assert_close(last_model(plain), last_model(permuted))
+
+
+def keepers_in(method: Method, rule: Rule) -> set[str]:
+    """Return the classes that define what a run's nodes keep from round to round."""
+    parts = [method, rule.on_client(build_method(small_settings())), rule]
+    parts += [rule.at_station(), rule.at_inner_station()]
+    bases = (Method, Wrapper, Rule, StationRule, object)
+    found = set()
+    for part in parts:
+        of = type(part).__mro__
+        definer = next(c for c in of if c in bases or "remember" in vars(c))
+        found |= {definer.__name__} - {c.__name__ for c in bases}
+        if isinstance(part, Method) and part.sharing != "none":  # kept by the tier that averages
+            found.add(type(part).__name__)
+    return found
+
+
+def built_in(package: ModuleType) -> Iterator[str]:
+    for module in pkgutil.iter_modules(package.__path__):
+        yield module.name.replace("_", "-")
+
+
+def test_every_method_and_rule_that_keeps_state_is_tested_here():
+    every: set[str] = set()
+    for name in built_in(client_app.methods):
+        settings = small_settings(client_method=name)
+        every |= keepers_in(build_method(settings), build_rule(settings))
+    for name in built_in(server_app.rules):
+        settings = small_settings(server_rule=name)
+        every |= keepers_in(build_method(settings), build_rule(settings))
+    tested: set[str] = set()
+    for given in KEEPERS.values():
+        settings = small_settings(**RULES["by weights"] | given)
+        tested |= keepers_in(build_method(settings), build_rule(settings))
+    assert every - tested == NOT_BY_CHANNEL.keys()
+
+
+@pytest.mark.parametrize("keeper", ["fedsr", "fediir, station", "personal models", "kept momentum"])
+def test_in_a_tree_the_parent_of_a_station_sends_its_maps(tmp_path, monkeypatch, keeper):
+    """One of four stations below two others gets the model of round 1 in another order."""
+    tree = {"tiers": "2x2x2", "stations": 4, "clients_per_station": 2, "rounds": 3}
+    given = COMMON | RULES["by weights"] | KEEPERS[keeper] | tree | {"station_start": "shared"}
+    graph, orders = permutation_of(small_settings(**given))
+    train = station_job._JOBS["train"]
+
+    def run(name: str, permute: bool) -> Path:
+        def turned(grid, content, task):
+            if permute and (task.station, task.round) == (3, 1):
+                model = graph.permute(record_to_state(content["model"]), orders)
+                content["model"] = state_to_record(model)
+            return train(grid, content, task)
+
+        monkeypatch.setitem(station_job._JOBS, "train", turned)
+        monkeypatch.setenv("HFEDATM_STATE", str(tmp_path / f"state-{name}"))
+        return run_small(tmp_path, name, **given)
+
+    plain, permuted = run("plain", False), run("permuted", True)
+    assert failures_of(plain) == failures_of(permuted) == []
+    assert [line["moved"] for line in lines_of(plain)] == [0, 0, 0]
     assert lines_of(permuted)[0]["moved"] > 0
     assert_close(last_model(plain), last_model(permuted))
 
