@@ -125,7 +125,7 @@ class WeighingStation(StationRule):
 
 
 @dataclass
-class FedRC(Rule):
+class FedRCWeights(Rule):
     """Closeness-weighted means at every tier."""
 
     any_depth: ClassVar[bool] = True
@@ -171,6 +171,10 @@ class FedRC(Rule):
         clients = round(sum(u.num_clients * u.share for u in stations))
         state = _weighed(stations)
         return Combined(Update(state, {}, max(1, examples), num_clients=max(1, clients)))
+
+
+FedRC = FedRCWeights
+"""The old name of the class, for one minor version."""
 
 
 def _weighed(stations: list[Update]) -> State:

@@ -14,7 +14,7 @@ from hfedatm.contracts import Situation
 from hfedatm_core import ChannelGraph, Update
 from server_app.rules.fedrc_weights import (
     PREFIX,
-    FedRC,
+    FedRCWeights,
     InputMoments,
     WeighingStation,
     bhattacharyya,
@@ -41,7 +41,7 @@ def update(name: str, value: float, mean: float, std: float, examples: int = 100
 def merge(*updates: Update) -> float:
     model = tiny_net(SPEC)
     graph = ChannelGraph.trace(model, (SPEC.example(),))
-    merged = FedRC().merge(iter(updates), Situation(small_settings(), graph, {}, 1))
+    merged = FedRCWeights().merge(iter(updates), Situation(small_settings(), graph, {}, 1))
     return float(merged.state["w"][0])
 
 
@@ -116,3 +116,14 @@ def test_a_method_that_shares_with_all_is_refused_with_the_cure(tmp_path):
 def test_settings_it_does_not_go_with_are_refused(given, words):
     with pytest.raises(UserError, match=words):
         build_rule(small_settings(server_rule="fedrc-weights", **given))
+
+
+def test_the_classes_of_both_fedrc_have_different_names_and_the_old_one_is_kept():
+    from server_app.rules import fedrc_weights
+
+    names = {r: type(build_rule(small_settings(server_rule=f"fedrc{r}"))).__name__ for r in NAMED}
+    assert names == NAMED
+    assert fedrc_weights.FedRC is FedRCWeights
+
+
+NAMED = {"": "FedRCWeights", "-weights": "FedRCWeights", "-clusters": "FedRCClusters"}

@@ -25,7 +25,7 @@ from hfedatm.base.memory import NodeMemory
 from hfedatm.contracts import Situation
 from hfedatm_core import ChannelGraph, Update
 from hfedatm_core.data import Domain, DomainData
-from server_app.rules.fedrc_weights import FedRC, bhattacharyya
+from server_app.rules.fedrc_weights import FedRCWeights, bhattacharyya
 
 FULL = {"batch_size": 1000, "momentum": 0.0, "schedule": "constant", "lr": 0.2, "local_epochs": 2}
 """One batch is all examples of a client, so that a direct computation needs no random order."""
@@ -212,7 +212,7 @@ def test_fedrc_weighs_every_child_by_its_closeness_to_its_own_parent():
         return Update({"w": torch.tensor([weight])}, {}, count, name=name, metrics=metrics)
 
     updates = [update(str(i), *one) for i, one in enumerate(given)]
-    region = FedRC().combine(iter(updates[:2]), situation).update
+    region = FedRCWeights().combine(iter(updates[:2]), situation).update
     pooled = 0.5, (300 * 1.0 + 100 * 5.0) / 400
     near = [math.exp(-bhattacharyya((m, s**2 + m**2), pooled)) for m, s, *_ in given[:2]]
     assert float(region.state["w"]) == pytest.approx(near[1] / sum(near), abs=1e-6)
