@@ -35,7 +35,7 @@ from hfedatm_core import Gram, Update, collect_grams, merge, merge_apart
 from hfedatm_core.data import DataSpec, DomainData, digits4, pacs
 from hfedatm_core.models import build
 from hfedatm_core.resizing import Architecture, Fit
-from hfedatm_core.resizing.merging import Resized, fits_of, merge_resized
+from hfedatm_core.resizing.merging import Resized, fits_of, merge_resized, way_back
 from hfedatm_core.resizing.starting import calm_start, split_start
 from hfedatm_core.tensors import is_finite
 
@@ -53,6 +53,7 @@ LR = {"digits4": 0.03, "pacs": 0.01}
 """At 0.03 a training on PACS diverged: the largest network of ``transport``, seed 1."""
 APART_EPOCHS = 8
 TESTS = 400
+TABLES = ("federation", "once")
 UNSEEN = {"digits4": "optdigits", "pacs": "sketch"}
 State = dict[str, Tensor]
 Entry = dict[str, object]
@@ -264,13 +265,18 @@ def once(task: Task, seed: int) -> Iterator[tuple[str, float, float]]:
     large.load_state_dict(overlapping(leading, nets[0].state_dict()))
     yield "slices", *scores(large)
     done: Resized = merge_resized(
-        updates.__getitem__, fits, lambda stream: merge_apart(stream, archs["0"].graph)
+        updates.__getitem__,
+        fits,
+        lambda stream: merge_apart(stream, archs["0"].graph, keep_grams=True),
     )
     large.load_state_dict(done.merged.state)
     yield "transport", *scores(large)
     small = network(task, task.family[-1], seed)
-    small.load_state_dict(done.back("2"))
+    joined = way_back(done.fits["2"], done.merged, "2").down(done.merged.state)
+    small.load_state_dict(joined)
     yield "transport, back in the smallest shape", *scores(small)
+    small.load_state_dict(done.back("2"))
+    yield "transport, back and fitted", *scores(small)
 
 
 class _Ensemble(nn.Module):
@@ -283,29 +289,32 @@ class _Ensemble(nn.Module):
         return torch.stack([net(x).softmax(1) for net in self.nets]).sum(0)
 
 
-def measure(name: str, family: str, seed: int, data_dir: Path) -> list[Entry]:
-    """Return one entry per table and way."""
-    found: list[Entry] = []
+def measure(table: str, family: str, name: str, seed: int, data_dir: Path) -> list[Entry]:
+    """Return one entry per way of one table."""
     task = load_task(name, family, seed, data_dir)
+    if table == "once":
+        found = once(task, seed)
+    else:
+        found = ((label, *federated(task, way, seed)) for label, way in ways(task).items())
+    entries: list[Entry] = []
+    for label, seen, unseen in found:
+        print(f"{family:7} {name:8} {table:10} {label:38} seed {seed}  {seen:5.1f}  {unseen:5.1f}")
+        entry: Entry = {"family": family, "data": name, "table": table, "way": label, "seed": seed}
+        entries.append({**entry, "seen": round(seen, 2), "unseen": round(unseen, 2)})
+    return entries
 
-    def note(table: str, way: str, seen: float, unseen: float) -> None:
-        print(f"{family:7} {name:8} {table:10} {way:38} seed {seed}  {seen:5.1f}  {unseen:5.1f}")
-        entry: Entry = {"family": family, "data": name, "table": table, "way": way, "seed": seed}
-        found.append({**entry, "seen": round(seen, 2), "unseen": round(unseen, 2)})
 
-    for label, way in ways(task).items():
-        state, member = federate(task, way, seed)
-        (model := network(task, member, seed)).load_state_dict(state)
-        seen = statistics.mean(accuracy(model, test) for test in task.tests)
-        note("federation", label, seen, accuracy(model, task.unseen))
-    for label, *both in once(task, seed):
-        note("once", label, *both)
-    return found
+def federated(task: Task, way: Way, seed: int) -> tuple[float, float]:
+    """Return the accuracy of a federation on the stations' domains and on the unseen one."""
+    state, member = federate(task, way, seed)
+    (model := network(task, member, seed)).load_state_dict(state)
+    seen = statistics.mean(accuracy(model, test) for test in task.tests)
+    return seen, accuracy(model, task.unseen)
 
 
 def show(entries: list[Entry]) -> None:
     """Print the mean and the standard error over the seeds, as tables in Markdown."""
-    for table, family in itertools.product(("federation", "once"), FAMILIES):
+    for table, family in itertools.product(TABLES, FAMILIES):
         some = [e for e in entries if (e["table"], e["family"]) == (table, family)]
         data = dict.fromkeys(str(e["data"]) for e in some)
         if not some:
@@ -332,6 +341,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--family", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
     parser.add_argument("--data", nargs="+", default=list(UNSEEN), choices=list(UNSEEN))
+    parser.add_argument("--table", nargs="+", default=list(TABLES), choices=list(TABLES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--json", type=Path, help="keeps what is measured; only the rest is run")
@@ -341,9 +351,10 @@ def main() -> None:
     entries: list[Entry] = []
     if given.json and given.json.is_file():
         entries = [json.loads(line) for line in given.json.read_text().splitlines()]
-    for seed, family, name in itertools.product(given.seeds, given.family, given.data):
-        if not any((e["family"], e["data"], e["seed"]) == (family, name, seed) for e in entries):
-            entries += measure(name, family, seed, given.data_dir)
+    known = {tuple(str(e[key]) for key in ("table", "family", "data", "seed")) for e in entries}
+    for seed, *wanted in itertools.product(given.seeds, given.table, given.family, given.data):
+        if (*wanted, str(seed)) not in known:
+            entries += measure(*wanted, seed, given.data_dir)
             if given.json:
                 given.json.write_text("".join(json.dumps(e) + "\n" for e in entries))
     show(entries)

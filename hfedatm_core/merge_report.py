@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from hfedatm_core.channels.graph import ChannelGraph
 from hfedatm_core.fot.alignment import GroupReport
+from hfedatm_core.grams.gram import Gram
 from hfedatm_core.regmean.layers import LayerReport
 
 
@@ -62,7 +64,8 @@ class Merged:
 
     Channel ``i`` of the merged model is channel ``permutations[station][group][i]`` of the station.
     ``average`` is the weighted mean of the aligned stations, before RegMean. ``graph`` is the given
-    channel graph, from which :func:`layer_rows` describes layers.
+    channel graph, from which :func:`layer_rows` describes layers. ``grams`` are those of all
+    stations together, if the merge was to keep them.
     """
 
     state: dict[str, Tensor]
@@ -70,6 +73,7 @@ class Merged:
     permutations: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     average: dict[str, Tensor] = field(default_factory=dict)
     graph: ChannelGraph = field(default_factory=ChannelGraph)
+    grams: Mapping[str, Gram] = field(default_factory=dict)
 
     @property
     def moved(self) -> int:

@@ -56,6 +56,7 @@ def merge_apart(
     ridge: float = 1e-6,
     alignment: AlignmentOptions = APART,
     repair: bool = True,
+    keep_grams: bool = False,
 ) -> Merged:
     """Merge networks of one architecture that did not share a start, reading each once.
 
@@ -77,6 +78,8 @@ def merge_apart(
         Options of the alignment; by default all units are aligned.
     repair
         Whether the spread of the units is restored.
+    keep_grams
+        Whether the result has the Grams of all networks together, in its order of the channels.
 
     Returns
     -------
@@ -91,7 +94,8 @@ def merge_apart(
         gamma = update.num_clients if coefficients == "clients" else update.num_examples
         work.add(who, update, gamma * update.share)
         del update  # frees it before the next one is read
-    return work.finish(ridge, repair)
+    merged = work.finish(ridge, repair)
+    return replace(merged, grams=work.grams) if keep_grams else merged
 
 
 class _Work:
@@ -142,6 +146,11 @@ class _Work:
             name: GroupReport(m.moved, m.cost, m.identity_cost) for name, m in matches.items()
         }
         self._permutations[who] = {name: m.permutation for name, m in matches.items()}
+
+    @property
+    def grams(self) -> dict[str, Gram]:
+        """Return the Grams of all networks together."""
+        return self._pooled.result() if self._sums else {}
 
     def finish(self, ridge: float, repair: bool) -> Merged:
         """Solve, repair and unfold."""

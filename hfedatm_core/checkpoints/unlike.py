@@ -75,7 +75,8 @@ def merge_unlike_checkpoints(
 
     def together(updates: Iterator[Update]) -> Merged:
         if grams:
-            return merge_apart(updates, goal.graph, alpha=alpha, alignment=alignment or APART)
+            how = alignment or APART
+            return merge_apart(updates, goal.graph, alpha=alpha, alignment=how, keep_grams=True)
         return merge(updates, goal.graph, alignment=alignment or ALL_UNITS)
 
     def read(path: str) -> Update:

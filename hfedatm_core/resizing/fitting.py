@@ -176,6 +176,11 @@ class Fit:
         shapes = self.target.shapes[name] if upwards else self.station.shapes[self.pairs[name]]
         return along(tensor, axis, shapes[axis], pieces)
 
+    def join(self, name: str, tensor: Tensor, axis: int) -> Tensor:
+        """Return means over the target's channels on an axis, one for each of the station's."""
+        pieces = [self._piece(s, False, reads=False) for s in self.axes.get((name, axis), ())]
+        return along(tensor, axis, self.station.shapes[self.pairs[name]][axis], pieces)
+
     # --- the axes
 
     def _check_plans(self) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from hfedatm_core.merge_report import Merged
 from hfedatm_core.resizing.architecture import Architecture
 from hfedatm_core.resizing.fitting import Fit
+from hfedatm_core.resizing.lowering import lowered
 from hfedatm_core.resizing.matching import empty_from, match_plans
 from hfedatm_core.resizing.proving import prove
 from hfedatm_core.update import Update
@@ -23,8 +24,17 @@ class Resized:
     fits: Mapping[str, Fit]
 
     def back(self, name: str) -> dict[str, Tensor]:
-        """Return the merged network in the shape of one of the networks it was merged from."""
-        return way_back(self.fits[name], self.merged, name).down(self.merged.state)
+        """Return the merged network in the shape of one of the networks it was merged from.
+
+        With the Grams of the merge (``merge_apart(..., keep_grams=True)``) the layers of a network
+        of the same depth are fitted to channels that are joined. A network that lacks blocks has
+        other inputs than these Grams say, and goes down as it is.
+        """
+        fit = way_back(self.fits[name], self.merged, name)
+        joins = any(ours > theirs for ours, theirs in fit.sizes.values())
+        if joins and fit.is_exact and not fit.absent and self.merged.grams:
+            return lowered(fit, self.merged.state, self.merged.grams)
+        return fit.down(self.merged.state)
 
 
 def way_back(fit: Fit, merged: Merged, name: str) -> Fit:
