@@ -29,9 +29,9 @@ TRAINING: dict[str, Any] = {
 }  # fmt: skip
 RUNS: dict[str, tuple[str, int]] = {  # name -> options of the rule, number of merges
     "wait for all 4": ("buffer=4", 25),
-    "merge when 3 have answered": ("buffer=3", 30),
-    "the first 3, never the slow one": ("buffer=3,max_staleness=0", 30),
-    "merge when 1 has answered": ("buffer=1", 92),
+    "merge when 3 have answered": ("buffer=3", 259),
+    "the first 3, never the slow one": ("buffer=3,max_staleness=0", 250),
+    "merge when 1 has answered": ("buffer=1", 775),
 }
 LEVELS = (0.5, 0.6, 0.7)
 LOOKS = ("#64748b", "#0f766e", "#b45309", "#7c3aed")
@@ -105,7 +105,10 @@ def _times(found: list[float | None]) -> str:
 
 def _mean(found: list[float | None]) -> str:
     known = [value for value in found if value is not None]
-    return f"{100 * statistics.mean(known):.1f} %" if len(known) == len(found) else "-"
+    if not known:
+        return "-"
+    some = f" (of {len(known)} runs)" if len(known) < len(found) else ""
+    return f"{100 * statistics.mean(known):.1f} %{some}"
 
 
 if __name__ == "__main__":
