@@ -45,21 +45,25 @@ def test_limits_hold_and_no_swap_gains(counts, stations, random):
         assert total_divergence(counts, other, stations) >= best - 1e-9
 
 
-def best_of_all(counts, size, stations):
+def best_of_all(counts, capacities):
     """Return the least sum of divergences, by trying every assignment."""
+    stations = len(capacities)
     every = itertools.product(range(stations), repeat=len(counts))
-    fits = (np.array(a) for a in every if max(np.bincount(a, minlength=stations)) <= size)
+    fits = (np.array(a) for a in every if all(np.bincount(a, minlength=stations) <= capacities))
     return min(total_divergence(counts, a, stations) for a in fits)
 
 
-def test_the_search_is_near_the_best_of_all_assignments():
+@pytest.mark.parametrize("capacities", [[2, 2, 2], [1, 3, 2], [5, 1]])
+def test_the_search_is_near_the_best_of_all_assignments(capacities):
     generator = np.random.default_rng(0)
     found, least, mixed = [], [], []
+    stations = len(capacities)
     for _ in range(20):
         counts = generator.integers(0, 20, (6, 3)) * generator.integers(0, 2, (6, 3)) + 1
-        found.append(total_divergence(counts, assign(counts, [2, 2, 2]), 3))
-        least.append(best_of_all(counts, 2, 3))
-        mixed.append(total_divergence(counts, np.arange(6) % 3, 3))
+        found.append(total_divergence(counts, assign(counts, capacities), stations))
+        least.append(best_of_all(counts, capacities))
+        any_order = np.repeat(np.arange(stations), capacities)
+        mixed.append(total_divergence(counts, any_order, stations))
     assert all(f >= b - 1e-12 for f, b in zip(found, least, strict=True))
     assert np.isclose(found, least).sum() >= 15
     assert sum(found) < 1.2 * sum(least) < sum(mixed)
