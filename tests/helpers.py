@@ -18,7 +18,7 @@ import hfedatm.runtime.local as local
 from client_app.app import app as client_app
 from hfedatm.base.records import Task, state_to_record
 from hfedatm.base.resolving import resolve
-from hfedatm.base.results import read_rounds
+from hfedatm.base.results import RunFolder, read_rounds
 from hfedatm.base.round_record import RoundRecord
 from hfedatm.base.settings import Settings
 from hfedatm_core.data import DataSpec, Domain, DomainData
@@ -83,6 +83,32 @@ def run_small(folder: Path, name: str = "run", **given: Any) -> Path:
 
 def last_model(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "last.safetensors")
+
+
+def assert_resumes(folder: Path, monkeypatch: Any, **given: Any) -> Path:
+    """Assert that a run of three rounds, stopped after the second, ends as if it had not been.
+
+    Return the folder of the run that was not stopped.
+    """
+    whole = run_small(folder, "whole", **given, rounds=3)
+    save = RunFolder.save_round
+
+    def save_and_stop(self: RunFolder, record: RoundRecord, *rest: Any) -> None:
+        save(self, record, *rest)
+        if record.round == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save_round", save_and_stop)
+        try:
+            run_small(folder, "stopped", **given, rounds=3)
+        except KeyboardInterrupt:
+            pass
+        else:
+            raise AssertionError("the run was not stopped")
+    local.run_locally({"resume": str(folder / "stopped")})
+    assert_same_model(whole, folder / "stopped")
+    return whole
 
 
 def assert_same_model(one: Path, other: Path) -> None:

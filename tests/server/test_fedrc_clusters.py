@@ -10,7 +10,7 @@ from helpers import (
     SPEC,
     Saboteur,
     ask_client,
-    assert_same_model,
+    assert_resumes,
     failures_of,
     last_model,
     lines_of,
@@ -29,7 +29,6 @@ from client_app.methods.fedavg import FedAvg
 from hfedatm.base.building import build_method, build_model, build_rule
 from hfedatm.base.errors import UserError
 from hfedatm.base.records import record_to_state, state_to_record
-from hfedatm.base.results import RunFolder
 from hfedatm_core.data import Domain, DomainData
 from server_app.rules.fedrc_clusters import Clustered, ClusterModels, memberships
 
@@ -147,20 +146,7 @@ def test_the_shares_at_the_server_are_those_of_all_examples(tmp_path):
 
 
 def test_resumed_run_equals_the_uninterrupted_one(tmp_path, monkeypatch):
-    whole = run_small(tmp_path, "whole", **RULE, rounds=3)
-    save = RunFolder.save_round
-
-    def save_and_stop(self, record, *rest):
-        save(self, record, *rest)
-        if record.round == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(RunFolder, "save_round", save_and_stop)
-    with pytest.raises(KeyboardInterrupt):
-        run_small(tmp_path, "stopped", **RULE, rounds=3)
-    monkeypatch.setattr(RunFolder, "save_round", save)
-    local.run_locally({"resume": str(tmp_path / "stopped")})
-    assert_same_model(whole, tmp_path / "stopped")
+    assert_resumes(tmp_path, monkeypatch, **RULE)
 
 
 def spoiling(change):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers import (
+    assert_resumes,
     assert_same_model,
     failures_of,
     last_model,
@@ -16,7 +17,6 @@ import hfedatm.runtime.local as local
 from hfedatm.base.building import build_rule
 from hfedatm.base.errors import UserError
 from hfedatm.base.resolving import resolve
-from hfedatm.base.results import RunFolder
 from hfedatm_core.averaging import between
 
 
@@ -149,20 +149,7 @@ def tiny_net_state():
 
 @pytest.mark.parametrize("given", [{"broadcast": "average"}, {"rule_params": "momentum=0.5"}])
 def test_resumed_run_equals_the_uninterrupted_one(tmp_path, monkeypatch, given):
-    whole = run_small(tmp_path, "whole", rounds=3, **given)
-    save = RunFolder.save_round
-
-    def save_and_stop(self, record, *rest):
-        save(self, record, *rest)
-        if record.round == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(RunFolder, "save_round", save_and_stop)
-    with pytest.raises(KeyboardInterrupt):
-        run_small(tmp_path, "stopped", rounds=3, **given)
-    monkeypatch.setattr(RunFolder, "save_round", save)
-    local.run_locally({"resume": str(tmp_path / "stopped")})
-    assert_same_model(whole, tmp_path / "stopped")
+    assert_resumes(tmp_path, monkeypatch, **given)
 
 
 def test_grams_at_the_station_model_give_another_merge_from_the_same_stations(tmp_path):

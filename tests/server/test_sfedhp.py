@@ -9,7 +9,7 @@ from helpers import (
     SMALL,
     SPEC,
     ask_client,
-    assert_same_model,
+    assert_resumes,
     last_model,
     lines_of,
     run_small,
@@ -20,13 +20,11 @@ from helpers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import hfedatm.runtime.local as local
 from client_app.methods.fedavg import FedAvg
 from hfedatm.base.building import build_method, build_model, build_rule
 from hfedatm.base.errors import UserError
 from hfedatm.base.memory import NodeMemory
 from hfedatm.base.records import record_to_state
-from hfedatm.base.results import RunFolder
 from hfedatm.contracts import Situation, Update
 from hfedatm_core import ChannelGraph
 from server_app.rules.sfedhp import SFedHP, smooth_l1, smooth_l1_gradient
@@ -156,20 +154,7 @@ def test_works_around_methods_with_memory_and_losses_of_their_own(tmp_path, meth
 
 
 def test_resumed_run_equals_the_uninterrupted_one(tmp_path, monkeypatch):
-    whole = run_small(tmp_path, "whole", **RULE, rounds=3)
-    save = RunFolder.save_round
-
-    def save_and_stop(self, record, *rest):
-        save(self, record, *rest)
-        if record.round == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(RunFolder, "save_round", save_and_stop)
-    with pytest.raises(KeyboardInterrupt):
-        run_small(tmp_path, "stopped", **RULE, rounds=3)
-    monkeypatch.setattr(RunFolder, "save_round", save)
-    local.run_locally({"resume": str(tmp_path / "stopped")})
-    assert_same_model(whole, tmp_path / "stopped")
+    whole = assert_resumes(tmp_path, monkeypatch, **RULE)
     assert all(bool(torch.isfinite(v).all()) for v in last_model(whole).values())
 
 
