@@ -47,8 +47,8 @@ class Reference:
                 self._products[layer], self._energies[layer] = product, energy.clone()
                 continue
             share = weight / (known + weight) if weight > 0 else 0.0
-            _approach(self._products[layer], product, gram, share)
-            self._energies[layer].lerp_(energy, share)
+            _approach(self._products[layer], product.to(self._products[layer]), gram, share)
+            self._energies[layer].lerp_(energy.to(self._energies[layer]), share)
 
     def side(self, state: State) -> GramSide:
         """Return the mean network for the comparison with a network."""
