@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from hfedatm_core.apart.folding import Moments, fold, fold_graph, unfold
+from hfedatm_core.apart.outputs import layer_outputs, permute_outputs, shrink_outputs
+from hfedatm_core.apart.reference import Reference
 from hfedatm_core.apart.repairing import OutputSums, layer_moments, repair_layer
 from hfedatm_core.averaging import MeanAccumulator, check_finite, check_state
 from hfedatm_core.batch_norm import to_second_moments, to_variances
@@ -32,9 +34,8 @@ from hfedatm_core.fot.costs.profile import ProfileCost
 from hfedatm_core.fot.matching import Match
 from hfedatm_core.fot.options import AlignmentOptions
 from hfedatm_core.fot.sweeping import sweep
-from hfedatm_core.grams.by_layer import distinct
 from hfedatm_core.grams.gram import Gram
-from hfedatm_core.grams.layer_moments import is_augmented, layer_matrix, output_moments
+from hfedatm_core.grams.layer_moments import is_augmented, layer_matrix, moments_of
 from hfedatm_core.grams.sums import GramAccumulator
 from hfedatm_core.merge_report import LayerQuality, Merged, MergeReport
 from hfedatm_core.merging import Coefficients, named_updates
@@ -110,6 +111,7 @@ class _Work:
         self._name = ""
         self._mean = MeanAccumulator()
         self._pooled = GramAccumulator()
+        self._reference = Reference()
         self._profiles: Profiles | None = None
         self._layers: LayerMerger | None = None
         self._sums: dict[str, OutputSums] = {}
@@ -130,17 +132,22 @@ class _Work:
         state = fold(update.state, self._graph)
         grams = {n: g for n, g in update.grams.items() if g.is_finite()}
         check_grams(grams, state, who, constant=True)
-        matches = self._matched(state, grams, update.profiles)
+        outputs = layer_outputs(state, grams)
+        matches = self._matched(state, grams, outputs, update.profiles)
         moving = {name: match.permutation for name, match in matches.items() if match.moved}
         grams = permute_grams(grams, state, self._folded, moving)
+        outputs = permute_outputs(outputs, state, self._folded, moving)
         state = self._folded.permute(state, moving)
         if self._layers is None:
-            self._layers = LayerMerger(state)
+            # RegMean sums products of whole weights: its pivot is zero, and takes no memory.
+            self._layers = LayerMerger({n: v.new_zeros(()).expand_as(v) for n, v in state.items()})
         weight = update.num_examples * update.share
         self._mean.add(to_second_moments(state), weight, who, checked=True, absent=update.absent)
         self._pooled.add(grams, gamma)
-        self._layers.add(who, state, self._for_regmean(state, grams), gamma, update.absent)
-        self._add_moments(state, grams, gamma, update.absent)
+        self._reference.add(state, grams, outputs, gamma, update.absent)
+        self._add_moments(state, grams, outputs, gamma, update.absent)
+        shrunk, products = shrink_outputs(outputs, state, grams, self._alpha)
+        self._layers.add(who, state, shrunk, gamma, update.absent, products)
         self._add_profiles(update.profiles, moving)
         self._stations[who] = {
             name: GroupReport(m.moved, m.cost, m.identity_cost) for name, m in matches.items()
@@ -158,16 +165,22 @@ class _Work:
             raise ValueError("cannot merge: the list of updates is empty")
         pooled = self._pooled.result() if self._sums else {}
         folded = to_variances(self._mean.result())
-        average = self._unfolded(dict(folded), pooled)
+        mixed = {
+            norm.layer: layer_moments(folded, norm.layer, pooled[norm.layer])
+            for norm in self._graph.norms
+            if norm.layer in self._sums
+        }
+        average = unfold(folded, self._graph, self._first, mixed)
         report = self._layers.finish(folded, ridge)
         quality: dict[str, LayerQuality] = {}
+        after: dict[str, Moments] = {}
         for layer, sums in self._sums.items():
             wanted = sums.moments()
-            before = layer_moments(folded, layer, pooled[layer])
             if repair and self._graph.frozen.get(layer) != OUTPUT:
-                repair_layer(folded, layer, pooled[layer], wanted)
-            after = layer_moments(folded, layer, pooled[layer])
-            quality[layer] = self._quality(layer, wanted, before, after)
+                before, after[layer] = repair_layer(folded, layer, pooled[layer], wanted)
+            else:
+                before = after[layer] = layer_moments(folded, layer, pooled[layer])
+            quality[layer] = self._quality(layer, wanted, before, after[layer])
         merged = MergeReport(
             self._name,
             self._stations,
@@ -176,17 +189,21 @@ class _Work:
             quality,
             dict(self._graph.lone_norms),
         )
-        state = self._unfolded(folded, pooled)
+        state = unfold(folded, self._graph, self._first, after)
         return Merged(state, merged, self._permutations, average, self._graph)
 
     def _matched(
-        self, state: State, grams: Mapping[str, Gram], profiles: Profiles | None
+        self,
+        state: State,
+        grams: Mapping[str, Gram],
+        outputs: Mapping[str, Tensor],
+        profiles: Profiles | None,
     ) -> dict[str, Match]:
         if not self._stations:
             groups = self._folded.groups
             return {g.name: Match(torch.arange(g.size), 0.0, 0.0) for g in groups}
-        ours = GramSide(self._mean.current(), self._pooled.result() if self._sums else {})
-        cost = GramCost(ours, GramSide(state, grams), self._folded)
+        ours = self._reference.side(self._mean.current())
+        cost = GramCost(ours, GramSide(state, grams, outputs), self._folded)
         chosen: Cost = cost
         if profiles is not None and self._profiles is not None:
             chosen = ProfileCost(cost, self._profiles, profiles)
@@ -200,24 +217,13 @@ class _Work:
                     self._correlations.setdefault(layer, []).append(pair)
         return matches
 
-    def _for_regmean(self, state: State, grams: Mapping[str, Gram]) -> dict[str, Gram]:
-        """Return the shrunk Grams, without the constant input for a layer without a bias."""
-        ready: dict[str, Gram] = {}
-        for layers, gram in distinct(grams).items():
-            trusted = gram.rows / (gram.rows + gram.dim)
-            shrunk = gram.shrink(trusted if self._alpha is None else self._alpha)
-            bare: Gram | None = None
-            for layer in layers:
-                weight = state[f"{layer}.weight"]
-                if is_augmented(gram, weight) and f"{layer}.bias" not in state:
-                    bare = bare or shrunk.leading(gram.dim - 1)
-                    ready[layer] = bare
-                else:
-                    ready[layer] = shrunk
-        return ready
-
     def _add_moments(
-        self, state: State, grams: Mapping[str, Gram], gamma: float, absent: Set[str]
+        self,
+        state: State,
+        grams: Mapping[str, Gram],
+        outputs: Mapping[str, Tensor],
+        gamma: float,
+        absent: Set[str],
     ) -> None:
         """Add the moments of the outputs of every layer of which all that have it have a Gram."""
         known = {n for n, g in grams.items() if is_augmented(g, state[f"{n}.weight"])}
@@ -231,7 +237,7 @@ class _Work:
         for layer, sums in self._sums.items():
             if layer in lacking:
                 continue
-            sums.add(*output_moments(layer_matrix(state, layer), grams[layer]), gamma)
+            sums.add(*moments_of(outputs[layer], layer_matrix(state, layer)), gamma)
 
     def _add_profiles(self, profiles: Profiles | None, orders: Mapping[str, Tensor]) -> None:
         """Add the profiles to those of the networks before; one without any ends their use."""
@@ -240,14 +246,6 @@ class _Work:
             known = self._profiles
             ordered = None if known is None or ordered is None else known.pool(ordered)
         self._profiles = ordered
-
-    def _unfolded(self, folded: dict[str, Tensor], pooled: Mapping[str, Gram]) -> dict[str, Tensor]:
-        moments: dict[str, Moments] = {
-            norm.layer: layer_moments(folded, norm.layer, pooled[norm.layer])
-            for norm in self._graph.norms
-            if norm.layer in self._sums
-        }
-        return unfold(folded, self._graph, self._first, moments)
 
     def _quality(
         self, layer: str, wanted: Moments, before: Moments, after: Moments

@@ -41,7 +41,7 @@ from hfedatm_core.grams.sums import GramAccumulator
 from hfedatm_core.inputs import Batch
 from hfedatm_core.merge_report import Merged
 from hfedatm_core.regmean.linear_solvers import solver_attempts
-from hfedatm_core.tensors import State
+from hfedatm_core.tensors import State, is_finite
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def fit_layers(
 ) -> dict[str, Tensor]:
     """Return the merged network with the measured layers fitted to their inputs.
 
-    A layer that any owner did not measure stays as it is.
+    A layer stays as it is if any owner did not measure it, or sent numbers that are not finite.
 
     Parameters
     ----------
@@ -149,12 +149,15 @@ def fit_layers(
     moments: dict[str, Moments] = {}
     for layer in (name for name in pooled if name in sums):
         residual, averages = (total / number for total in sums[layer])
+        if not (pooled[layer].is_finite() and is_finite(residual) and is_finite(averages)):
+            continue
         mean, square = averages[0], averages[1]
         _fit(folded, layer, pooled[layer], residual, ridge)
         if graph.frozen.get(layer) != OUTPUT:
             wanted = Moments(mean, (square - mean.square()).clamp(min=0.0))
-            repair_layer(folded, layer, pooled[layer], wanted)
-        moments[layer] = layer_moments(folded, layer, pooled[layer])
+            _, moments[layer] = repair_layer(folded, layer, pooled[layer], wanted)
+        else:
+            moments[layer] = layer_moments(folded, layer, pooled[layer])
     fitted = unfold(folded, graph, state, moments)
     # Layers that nobody measured keep their norms, whose statistics unfolding would not know.
     for norm in graph.norms:
@@ -240,8 +243,6 @@ def _fit(state: dict[str, Tensor], layer: str, gram: Gram, missing: Tensor, ridg
         gram, missing, matrix = gram.leading(gram.dim - 1), missing[:, :-1], matrix[:, :-1]
     missing = missing.clone(memory_format=torch.contiguous_format)
     shift = ridge * float(gram.diagonal().double().mean())
-    if not (shift > 0.0 and bool(torch.isfinite(missing).all())):
-        return
     for attempt in solver_attempts(gram, shift, torch.float64):
         solver = attempt()
         found = None if solver is None else solver.solve(missing, torch.zeros_like(missing))

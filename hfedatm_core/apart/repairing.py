@@ -53,8 +53,10 @@ class OutputSums:
         return Moments(mean, _variance(mean, second))
 
 
-def repair_layer(state: dict[str, Tensor], layer: str, gram: Gram, wanted: Moments) -> Moments:
-    """Scale and shift one layer of ``state``; return its moments before the repair.
+def repair_layer(
+    state: dict[str, Tensor], layer: str, gram: Gram, wanted: Moments
+) -> tuple[Moments, Moments]:
+    """Scale and shift one layer of ``state``; return its moments before and after the repair.
 
     A unit that does not vary, in the merged network or in the stations, is only shifted. A layer
     without a bias is only scaled.
@@ -71,7 +73,8 @@ def repair_layer(state: dict[str, Tensor], layer: str, gram: Gram, wanted: Momen
     if bias is not None:
         moved = bias * scale + (wanted.mean - before.mean * scale)
         state[f"{layer}.bias"] = moved.to(bias.dtype)
-    return before
+    mean = before.mean * scale if bias is None else wanted.mean
+    return before, Moments(mean, before.variance * scale.square())
 
 
 def layer_moments(state: State, layer: str, gram: Gram) -> Moments:

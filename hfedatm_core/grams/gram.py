@@ -37,7 +37,7 @@ from hfedatm_core.grams.triangle import (
     unpack,
     unpack_upper,
 )
-from hfedatm_core.tensors import is_finite, plain_floats
+from hfedatm_core.tensors import is_finite, plain_floats, take
 
 MIXED_FORMS = "cannot combine a packed Gram with a factored one of the same layer"
 
@@ -199,7 +199,7 @@ class PackedGram(Gram):
         order = feature_order(index, self.dim)
         if order is None:
             return self
-        return PackedGram(pack(self.dense()[order[:, None], order]), self.rows)
+        return PackedGram(pack(take(take(self.dense(), order, 0), order, 1)), self.rows)
 
     def leading(self, count: int) -> PackedGram:  # noqa: D102
         return PackedGram(pack(unpack_upper(self.triangle)[:count, :count]), self.rows)

@@ -26,6 +26,12 @@ def diagonal_positions(dim: int) -> Tensor:
     return i * dim - i * (i - 1) // 2
 
 
+def last_column(triangle: Tensor) -> Tensor:
+    """Return the last column of the matrix of a packed upper triangle."""
+    dim = triangle_dim(len(triangle))
+    return triangle[diagonal_positions(dim) + torch.arange(dim - 1, -1, -1)]
+
+
 def pack(matrix: Tensor) -> Tensor:
     """Copy the upper triangle of a square matrix, row by row, into one vector."""
     source = plain_floats(matrix).numpy()

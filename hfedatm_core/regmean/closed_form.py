@@ -106,7 +106,7 @@ class RegMeanAccumulator:
     def _product_for(self, gram: Gram) -> Tensor:
         if self._product is None:
             rows = sum(len(pivot) for pivot in self._pivots.values())
-            dtype = _work_dtype(next(iter(self._pivots.values())), gram)
+            dtype = work_dtype(next(iter(self._pivots.values())), gram)
             self._product = torch.zeros(rows, gram.dim, dtype=dtype)
         return self._product
 
@@ -267,7 +267,8 @@ def _averaged(means: Mapping[str, Tensor], reason: str) -> Solution:
     return Solution(dict(means), "averaged", reason)
 
 
-def _work_dtype(weight: Tensor, gram: Gram) -> torch.dtype:
+def work_dtype(weight: Tensor, gram: Gram) -> torch.dtype:
+    """Return the type in which the products of a weight with a Gram are summed."""
     if torch.float64 in (weight.dtype, gram.dtype) or gram.dim <= _DOUBLE_DIM:
         return torch.float64
     return torch.float32

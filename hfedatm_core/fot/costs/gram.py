@@ -22,8 +22,8 @@ from hfedatm_core.channels.graph import ChannelGraph
 from hfedatm_core.channels.groups import ChannelGroup, Member
 from hfedatm_core.fot.costs.base import Orders, dissimilarity, summed_blocks
 from hfedatm_core.grams.gram import Gram
-from hfedatm_core.grams.layer_moments import covariance_product
-from hfedatm_core.tensors import State
+from hfedatm_core.grams.layer_moments import centred, covariance_product
+from hfedatm_core.tensors import State, times_transposed
 
 # A variance below this share of the layer's mean variance is rounding: the unit is constant.
 _CONSTANT = 1e-10
@@ -39,9 +39,17 @@ class GramSide:
     grams
         Grams of all layers, with the constant input. A layer without a Gram is compared as if its
         inputs had unit variance and no correlation.
+    outputs
+        Products ``[W b] G`` of layers, by name of the layer, if they are known.
     """
 
-    def __init__(self, state: State, grams: Mapping[str, Gram]) -> None:
+    def __init__(
+        self,
+        state: State,
+        grams: Mapping[str, Gram],
+        outputs: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        known = outputs or {}
         self.state = state
         self.products: dict[str, Tensor] = {}
         self.variances: dict[str, Tensor] = {}
@@ -55,13 +63,36 @@ class GramSide:
             if gram is None:
                 product, energy = rows, torch.ones(rows.shape[1], dtype=rows.dtype)
             else:
-                product = covariance_product(rows, gram)
-                energy = gram.diagonal()[..., : rows.shape[1]].to(rows.dtype)
-            variance = (product * rows).sum(1).clamp(min=0.0)
-            floor = _CONSTANT * float(variance.mean()) if variance.numel() else 0.0
-            self.products[name] = product.view(weight.shape)
-            self.variances[name] = torch.where(variance > floor, variance, 0.0)
-            self.energies[name] = energy.clamp(min=0.0).sqrt()
+                product = (
+                    centred(known[layer], gram)
+                    if layer in known and gram.dim > rows.shape[1]
+                    else covariance_product(rows, gram)
+                )
+                energy = gram.diagonal()[..., : rows.shape[1]]
+            self._keep(name, weight, product, energy)
+
+    @classmethod
+    def of_means(
+        cls, state: State, products: Mapping[str, Tensor], energies: Mapping[str, Tensor]
+    ) -> GramSide:
+        """Return the mean of several networks; products and energies are means by layer."""
+        side = cls({}, {})
+        side.state = state
+        for name, weight in state.items():
+            if name.endswith(".weight") and weight.dim() >= 2:
+                layer, rows = name.removesuffix(".weight"), _work(weight).flatten(1)
+                energy = energies.get(layer, torch.ones(rows.shape[1]))
+                side._keep(name, weight, products.get(layer, rows), energy)
+        return side
+
+    def _keep(self, name: str, weight: Tensor, product: Tensor, energy: Tensor) -> None:
+        rows = _work(weight).flatten(1)
+        product = product.to(rows.dtype)
+        variance = (product * rows).sum(1).clamp(min=0.0)
+        floor = _CONSTANT * float(variance.mean()) if variance.numel() else 0.0
+        self.products[name] = product.view(weight.shape)
+        self.variances[name] = torch.where(variance > floor, variance, 0.0)
+        self.energies[name] = energy.to(rows.dtype).clamp(min=0.0).sqrt()
 
 
 class GramCost:
@@ -112,8 +143,8 @@ class GramCost:
             return self._graph.permute_axis(name, tensor, 0, rest).flatten(1)[rows]
 
         weights, products = _work(ours.state[name]).flatten(1), ours.products[name].flatten(1)
-        both = products[rows] @ ordered(_work(theirs.state[name])).T
-        both += weights[rows] @ ordered(theirs.products[name]).T
+        both = times_transposed(products[rows], ordered(_work(theirs.state[name])))
+        both += times_transposed(weights[rows], ordered(theirs.products[name]))
         shape = (group.size, member.block)
         return dissimilarity(
             summed_blocks(both / 2, *shape),
@@ -132,7 +163,9 @@ class GramCost:
         rest = self._of_partners(group, member, orders)
         theirs, energy = (self._graph.permute_axis(name, t, 1, rest) for t in (theirs, energy))
         other = _slices(theirs, energy, group, member)
-        return dissimilarity(one @ other.T, one.square().sum(1), other.square().sum(1))
+        return dissimilarity(
+            times_transposed(one, other), one.square().sum(1), other.square().sum(1)
+        )
 
     def _of_partners(self, group: ChannelGroup, member: Member, orders: Orders) -> Orders:
         partners = self._graph.partners(group, member)
