@@ -28,7 +28,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from hfedatm_core.apart.fitting import correction
