@@ -65,8 +65,8 @@ def by_grams(answers: Answers, own: State, merged: State) -> Answers:
         gram.add_product(residuals[layer], theirs - ours)
         outputs = torch.zeros_like(theirs)
         gram.add_product(outputs, theirs)
-        mean = outputs[:, -1]
-        moments[layer] = torch.stack([mean, (outputs * theirs).sum(1), torch.zeros_like(mean)])
+        error = (residuals[layer] * (theirs - ours)).sum(1)
+        moments[layer] = torch.stack([outputs[:, -1], (outputs * theirs).sum(1), error])
     return Answers(answers.grams, residuals, moments)
 
 

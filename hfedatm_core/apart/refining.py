@@ -15,7 +15,8 @@ The layer :math:`M = [W\ b]` that reproduces the outputs of all networks best mi
 
 .. math:: M' = M + \bar R\,(\bar G + \lambda I)^{-1},
 
-with the means :math:`\bar G, \bar R` over the networks. A layer that already reproduces them has
+with the means :math:`\bar G, \bar R` over the networks and a ridge :math:`\lambda` that is chosen
+for every layer (:mod:`hfedatm_core.apart.fitting`). A layer that already reproduces them has
 :math:`\bar R = 0` and stays. Then the spread of its outputs is restored,
 as after every merge. A layer can be fitted only after the layers before it, because they change its
 inputs: there is one exchange per layer.
@@ -27,9 +28,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
+from hfedatm_core.apart.fitting import correction
 from hfedatm_core.apart.folding import Moments, fold, unfold
 from hfedatm_core.apart.layer_pairs import LayerPairs
 from hfedatm_core.apart.repairing import layer_moments, repair_layer
@@ -40,7 +41,6 @@ from hfedatm_core.grams.layer_moments import layer_matrix
 from hfedatm_core.grams.sums import GramAccumulator
 from hfedatm_core.inputs import Batch
 from hfedatm_core.merge_report import Merged
-from hfedatm_core.regmean.linear_solvers import solver_attempts
 from hfedatm_core.tensors import State, is_finite
 
 
@@ -116,7 +116,7 @@ def collect_answers(
 
 
 def fit_layers(
-    state: State, graph: ChannelGraph, answers: Iterable[Answers], *, ridge: float = 1e-3
+    state: State, graph: ChannelGraph, answers: Iterable[Answers], *, ridge: float | None = None
 ) -> dict[str, Tensor]:
     """Return the merged network with the measured layers fitted to their inputs.
 
@@ -131,7 +131,9 @@ def fit_layers(
     answers
         What the owners measured; they count equally.
     ridge
-        Pulls a layer to what it was, relative to the mean diagonal of its Gram.
+        Pulls a layer to what it was, relative to the mean diagonal of its Gram. By default every
+        layer gets its own, chosen by cross-validation (:mod:`hfedatm_core.apart.fitting`), and a
+        layer that no ridge improves stays as it is.
     """
     grams = GramAccumulator()
     sums: dict[str, tuple[Tensor, Tensor]] = {}
@@ -151,8 +153,8 @@ def fit_layers(
         residual, averages = (total / number for total in sums[layer])
         if not (pooled[layer].is_finite() and is_finite(residual) and is_finite(averages)):
             continue
-        mean, square = averages[0], averages[1]
-        _fit(folded, layer, pooled[layer], residual, ridge)
+        mean, square, error = averages
+        _fit(folded, layer, pooled[layer], residual, float(error.sum()), ridge)
         if graph.frozen.get(layer) != OUTPUT:
             wanted = Moments(mean, (square - mean.square()).clamp(min=0.0))
             _, moments[layer] = repair_layer(folded, layer, pooled[layer], wanted)
@@ -172,7 +174,7 @@ def refine(
     model: nn.Module,
     parts: Mapping[str, OwnedNetwork],
     *,
-    ridge: float = 1e-3,
+    ridge: float | None = None,
     on_layer: Callable[[str, int], None] = lambda name, layers: None,
 ) -> dict[str, Tensor]:
     """Fit all layers of a merged network, one after the other from the input on.
@@ -233,7 +235,14 @@ def _owned(
     return answers
 
 
-def _fit(state: dict[str, Tensor], layer: str, gram: Gram, missing: Tensor, ridge: float) -> None:
+def _fit(
+    state: dict[str, Tensor],
+    layer: str,
+    gram: Gram,
+    missing: Tensor,
+    error: float,
+    ridge: float | None,
+) -> None:
     """Correct one layer of a folded network; one without a finite solution stays as it is."""
     matrix = layer_matrix(state, layer).double()
     weight, bias = state[f"{layer}.weight"], state.get(f"{layer}.bias")
@@ -241,14 +250,10 @@ def _fit(state: dict[str, Tensor], layer: str, gram: Gram, missing: Tensor, ridg
         raise ValueError(f"the answers of layer '{layer}' do not fit its weight")
     if bias is None:
         gram, missing, matrix = gram.leading(gram.dim - 1), missing[:, :-1], matrix[:, :-1]
-    missing = missing.clone(memory_format=torch.contiguous_format)
-    shift = ridge * float(gram.diagonal().double().mean())
-    for attempt in solver_attempts(gram, shift, torch.float64):
-        solver = attempt()
-        found = None if solver is None else solver.solve(missing, torch.zeros_like(missing))
-        if found is not None and bool(torch.isfinite(found).all()):
-            matrix = matrix + found
-            break
+    change = correction(gram, missing, error, ridge)
+    if change is None:
+        return
+    matrix = matrix + change
     flat = matrix if bias is None else matrix[:, :-1]
     state[f"{layer}.weight"] = flat.reshape(weight.shape).to(weight.dtype)
     if bias is not None:

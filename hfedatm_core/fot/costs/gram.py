@@ -55,7 +55,7 @@ class GramSide:
         self.variances: dict[str, Tensor] = {}
         self.energies: dict[str, Tensor] = {}
         for name, weight in state.items():
-            if not name.endswith(".weight") or weight.dim() < 2:
+            if not name.endswith("weight") or weight.dim() < 2:  # also `in_proj_weight`
                 continue
             layer = name.removesuffix(".weight")
             rows = _work(weight).flatten(1)

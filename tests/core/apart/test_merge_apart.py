@@ -24,6 +24,7 @@ from hfedatm_core.fot.sweeping import sweep
 from hfedatm_core.grams.gram import Gram
 
 NETS = ("lenet5", "lenet5-bn", "residual", "separable", "concat", "channels-last")
+TRANSFORMERS = ("transformer", "conv-transformer", "heads")
 SEEDS = st.integers(0, 2**16)
 
 
@@ -31,10 +32,35 @@ def measured(model: nn.Module, x: Tensor) -> dict[str, Gram]:
     return collect_grams(model, [(x, None)], full=True)
 
 
+class Heads(nn.Module):
+    """An attention layer with two heads, query, key and value apart, as in BERT and ViT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Linear(6, 8)
+        self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+        self.out, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.read(x)
+        parts = (
+            part(x).unflatten(2, (2, 4)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        found = nn.functional.scaled_dot_product_attention(*parts)
+        return self.head((x + self.out(found.transpose(1, 2).flatten(2))).mean(1))
+
+
 @cache  # tracing takes longer than all that is tested
 def network(name: str) -> tuple[nn.Module, Tensor, ChannelGraph]:
+    if name == "heads":
+        model, x = Heads().double().eval(), torch.randn(24, 5, 6, dtype=torch.float64)
+        return model, x, ChannelGraph.trace(model, (x[:2],))
     model, x = build(name)
-    x = torch.randn(24, *x.shape[1:], dtype=torch.float64)
+    if x.is_floating_point():
+        x = torch.randn(24, *x.shape[1:], dtype=torch.float64)
+    else:
+        x = torch.randint(0, 16, (24, *x.shape[1:]))
     return model, x, ChannelGraph.trace(model, (x[:2],))
 
 
@@ -49,7 +75,7 @@ def assert_same_function(model: nn.Module, one: dict, other: dict, x: Tensor) ->
     torch.testing.assert_close(output(model, other, x), expected, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", (*NETS, "conv-transformer", "heads"))
 def test_equal_networks_are_a_fixed_point_whatever_their_data(name: str) -> None:
     model, x, graph = network(name)
     state = {k: v.clone() for k, v in model.state_dict().items()}
@@ -65,8 +91,10 @@ def test_equal_networks_are_a_fixed_point_whatever_their_data(name: str) -> None
         assert quality.variance_after == pytest.approx(1.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["gram", "profile"])
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(n, k) for n in NETS for k in ("gram", "profile")] + [(n, "gram") for n in TRANSFORMERS],
+)
 def test_permuted_copies_merge_back_to_the_original(name: str, kind: str) -> None:
     model, x, graph = network(name)
     torch.manual_seed(0)
