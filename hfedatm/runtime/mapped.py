@@ -26,7 +26,8 @@ CUT_OFF = 5
 LOST = {
     3: "its message was lost: its SuperLink has not kept it, or the time for the answer was over",
     4: "its reply came too late and was deleted by its SuperLink",
-    CUT_OFF: "it is cut off: its SuperLink has had no sign of life from its node for a minute",
+    CUT_OFF: "it is cut off: its SuperLink has had no sign of life from its node for a minute, or "
+    "the node has signed off",
 }
 """Our words for the errors of a SuperLink, by Flower's code."""
 
