@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from hfedatm.base.streaming import StreamingGrid
 from hfedatm.base.wire import reason_of
-from hfedatm.runtime.patience import SilentLink
+from hfedatm.runtime.patience import SilentLink, patiently
 
 V = TypeVar("V")
 
@@ -44,10 +44,18 @@ class MappedGrid(StreamingGrid):
         nodes than clients then works through them in turn.
     poll
         Seconds between the first polls for a reply.
+    patience
+        Seconds for which the SuperLink may be silent; 0 passes its first error on.
     """
 
-    def __init__(self, grid: Grid, node_of: Mapping[int, int], poll: float = 0.05) -> None:
-        self._grid = grid
+    def __init__(
+        self,
+        grid: Grid,
+        node_of: Mapping[int, int],
+        poll: float = 0.05,
+        patience: float = 0.0,
+    ) -> None:
+        self._grid, self._patience = grid, patience
         self._node_of = dict(node_of)
         self._poll = poll
         self._waiting: dict[str, Message] = {}
@@ -69,7 +77,7 @@ class MappedGrid(StreamingGrid):
 
     def _ask_link(self, ask: Callable[[], V]) -> V:
         """Return what the SuperLink answers; every request goes through here."""
-        return ask()
+        return patiently(ask, self._patience) if self._patience else ask()
 
     def _outgoing(self, message: Message) -> Message:
         meta = message.metadata

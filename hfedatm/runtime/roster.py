@@ -74,7 +74,7 @@ class Roster:
         if not ids:
             return
         nonces = {node_id: new_nonce() for node_id in ids}
-        asked = MappedGrid(self._grid, {i: i for i in ids}, self._poll)
+        asked = MappedGrid(self._grid, {i: i for i in ids}, self._poll, self.patience)
         messages = [
             Message(question(nonces[node_id]), node_id, MessageType.QUERY) for node_id in ids
         ]

@@ -47,9 +47,9 @@ class Silent(FakeLink):
 class TestASilentLink:
     @pytest.mark.parametrize("error", [HANDSHAKE, httpx.ReadTimeout(""), httpx.ConnectError("x")])
     def test_every_request_is_made_again_until_the_link_answers(self, error):
-        link = Silent([70, 80], times=0, error=error)
+        link = Silent([70, 80], times=3, error=error)
         grid = live(link, patience=60)
-        assert grid.get_node_ids() == [0, 1]
+        assert grid.get_node_ids() == [0, 1]  # who they are is asked, too
         link.left = dict.fromkeys(link.left, 3)
         assert grid.get_node_ids() == [0, 1]
         assert [said(r) for r in grid.send_and_receive(to(0, 1))] == [
