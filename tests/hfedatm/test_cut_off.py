@@ -8,6 +8,8 @@ from fake_link import FakeLink, said, to
 
 from hfedatm.runtime.patience import SilentLink, patiently
 from hfedatm.runtime.roster import LiveGrid, Roster
+from server_app.flights import Flights
+from server_app.pacing import PacedGrid
 
 HANDSHAKE = httpx.ConnectTimeout("_ssl.c:989: The handshake operation timed out")
 
@@ -133,6 +135,17 @@ class TestChildrenThatHaveAllGone:
         before = link.looks
         list(grid.send_and_receive(to(*places)))
         assert link.looks == before
+
+    def test_the_same_if_a_merge_does_not_wait_for_all(self):
+        link = Leaving([-5], back=[-5])
+        flights = Flights(most_late=5)
+        grid = PacedGrid(live(link, patience=60, awaits_return=True), flights, buffer=1)
+        grid.get_node_ids()
+        flights.begin_round(1)
+        flights.waiting = True
+        [reply] = grid.send_and_receive(to(0))
+        assert reply.error.reason.startswith("it is cut off")
+        assert link.looks == 0
 
 
 def live(link, *, patience, awaits_return=False):
