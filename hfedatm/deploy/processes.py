@@ -101,6 +101,6 @@ def _end(processes: list[psutil.Process], how: str, patience: float) -> None:
 def _lives(process: psutil.Process) -> bool:
     """Return whether a process has not ended; its parent may not have noticed its end."""
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
