@@ -81,6 +81,8 @@ class PacedGrid(NodeGrid):
             answered += not reply.has_error() and "failure" not in reply.content
             yield reply
             del reply
+        if not answered and (wait := getattr(self._stations, "await_return", None)):
+            wait([message.metadata.dst_node_id for message in messages])
 
     def _seconds(self, station: int) -> float:
         known = 0 <= station < len(self._durations)

@@ -60,7 +60,6 @@ class Refining(Asking):
     def _refine(self, arrays: ArrayRecord, grid: Grid) -> None:
         """Fit the merged model's layers, exchange by exchange, as far as enough stations answer."""
         done, self._sending = Refined(asked=len(self.exchanges)), Sending(arrays)
-        known = len(self._notes.failures)
         for number, asked in enumerate(self.exchanges, 1):
             model = record_to_state(arrays)
             template = asked.template(model)
@@ -91,7 +90,6 @@ class Refining(Asking):
                     "exchanges": number,
                 }
             )
-        self._notes.once(known)
         self.record = self._notes.on(self.record).but(refined=done)
 
 

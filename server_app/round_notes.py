@@ -36,21 +36,18 @@ class RoundNotes:
     stations: list[StationRecord] = field(default_factory=list)
     from_clients: int = 0
     from_stations: int = 0
+    _known: set[tuple[str, str]] = field(default_factory=set)
 
     def fail(self, failure: Failure, station: str = "") -> None:
-        """Note a failure, unless the list is full."""
-        if len(self.failures) > MOST_NOTED:
+        """Note a failure once, unless the list is full; a node that is away misses every step."""
+        failure = _below(station, failure) if station else failure
+        known = (failure.node, failure.reason)
+        if len(self.failures) > MOST_NOTED or known in self._known:
             return
+        self._known.add(known)
         if len(self.failures) == MOST_NOTED:
             failure = Failure(node="others", reason="more failures are not listed")
-        elif station:
-            failure = _below(station, failure)
         self.failures.append(failure)
-
-    def once(self, since: int) -> None:
-        """List every failure since a number of them once: a node may fail in every exchange."""
-        seen = {(f.node, f.reason): f for f in self.failures[since:]}
-        self.failures[since:] = seen.values()
 
     def arrive(self, update: NodeUpdate) -> None:
         """Note the failures, cuts and bytes that came with a station's update."""

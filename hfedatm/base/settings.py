@@ -207,7 +207,7 @@ class Settings(Checked):
         7200.0, gt=0, le=LONGEST, description="seconds the server waits for a station"
     )
     join_timeout: float = Field(
-        120.0, gt=0, le=LONGEST, description="seconds to wait for nodes at the start"
+        120.0, gt=0, le=LONGEST, description="seconds to wait for nodes, or for a silent SuperLink"
     )
     client_quorum: float = Field(
         0.5, ge=0, le=1, description="share of the asked clients that must answer"

@@ -25,6 +25,12 @@ COMPONENTS = {
     "station": {"serverapp": "station_app.app:server", "clientapp": "client_app.app:app"},
 }
 
+ENDED = {
+    "Task failed with unknown error.": "its process was ended",
+    "No heartbeat received from the task": "its process has ended, or stood still for a minute",
+}
+"""Our words for Flower's about a run that did not end by itself."""
+
 
 def environment(home: Path | None = None) -> dict[str, str]:
     """Return the environment for a Flower command that keeps its files in `home`."""
@@ -64,9 +70,9 @@ def start_run(app: Path, link: str, home: Path | None = None) -> int:
 
 
 def run_status(run_id: int, link: str, home: Path | None = None) -> tuple[str, str]:
-    """Return a run's status, such as ``finished:completed``, and Flower's details about it."""
+    """Return a run's status, such as ``finished:completed``, and details about it."""
     run = _flwr(["list", link, "--run-id", str(run_id)], home)["runs"][0]
-    return run["status"], run["status-details"]
+    return run["status"], ENDED.get(run["status-details"], run["status-details"])
 
 
 def list_runs(link: str, home: Path | None = None) -> list[dict[str, Any]]:

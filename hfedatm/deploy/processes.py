@@ -74,9 +74,13 @@ class Processes:
         """End the processes and their children; return the names of those that were alive."""
         living = self.living()
         # Flower's helpers are useless without their parent, but notice its end slowly.
-        family = [child for each in living.values() for child in each.children(recursive=True)]
-        # Nodes first: a node signs off from its link, through the gateway, before it ends.
+        families = {name: each.children(recursive=True) for name, each in living.items()}
+        family = [child for children in families.values() for child in children]
         deadline = time.monotonic() + patience
+        # Runs first: a run must not take the end of its nodes for the result of a round.
+        links = [name for name in living if name.endswith("-link")]
+        _end([run for name in links for run in families[name]], "terminate", patience)
+        # Then nodes: a node signs off from its link, through the gateway, before it ends.
         for kind in ("node", "gateway", "link"):
             ending = [each for name, each in living.items() if name.endswith(f"-{kind}")]
             _end(ending, "terminate", max(0.0, deadline - time.monotonic()))
@@ -89,4 +93,14 @@ def _end(processes: list[psutil.Process], how: str, patience: float) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             getattr(process, how)()
-    psutil.wait_procs(processes, timeout=patience)
+    deadline = time.monotonic() + patience
+    while any(map(_lives, processes)) and time.monotonic() < deadline:
+        psutil.wait_procs(processes, timeout=0.05)
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Return whether a process has not ended; its parent may not have noticed its end."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -30,7 +30,7 @@ def stations_of(grid: Grid, settings: Settings) -> Grid:
     nodes = roster.wait_for(expected, settings.join_timeout)
     if nodes[0].tier == "station":
         log.info("deployment: %d of %d stations connected", len(nodes), expected)
-        return LiveGrid(grid, roster)
+        return LiveGrid(grid, roster, awaits_return=True)
     return _divide(grid, nodes, settings)
 
 

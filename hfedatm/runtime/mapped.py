@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TypeVar
 
 import httpx
 from flwr.app import Error, Message
@@ -11,15 +13,21 @@ from flwr.serverapp import Grid
 
 from hfedatm.base.streaming import StreamingGrid
 from hfedatm.base.wire import reason_of
+from hfedatm.runtime.patience import SilentLink, patiently
+
+V = TypeVar("V")
 
 UNREADABLE = 1_002
 """Error code of the reply that replaces one that Flower cannot turn into a message."""
-LINK_ERRORS = (httpx.HTTPError, httpx.StreamError, OSError)
+LINK_ERRORS = (httpx.HTTPError, httpx.StreamError, OSError, SilentLink)
 """Errors of a pull that come from the SuperLink rather than from a node's reply."""
+CUT_OFF = 5
+"""Flower's code for a node that its SuperLink does not hear any more."""
 LOST = {
     3: "its message was lost: its SuperLink has not kept it, or the time for the answer was over",
     4: "its reply came too late and was deleted by its SuperLink",
-    5: "it is cut off: its SuperLink has had no sign of life from its node for a minute",
+    CUT_OFF: "it is cut off: its SuperLink has had no sign of life from its node for a minute, or "
+    "the node has signed off",
 }
 """Our words for the errors of a SuperLink, by Flower's code."""
 
@@ -36,10 +44,18 @@ class MappedGrid(StreamingGrid):
         nodes than clients then works through them in turn.
     poll
         Seconds between the first polls for a reply.
+    patience
+        Seconds for which the SuperLink may be silent; 0 passes its first error on.
     """
 
-    def __init__(self, grid: Grid, node_of: Mapping[int, int], poll: float = 0.05) -> None:
-        self._grid = grid
+    def __init__(
+        self,
+        grid: Grid,
+        node_of: Mapping[int, int],
+        poll: float = 0.05,
+        patience: float = 0.0,
+    ) -> None:
+        self._grid, self._patience = grid, patience
         self._node_of = dict(node_of)
         self._poll = poll
         self._waiting: dict[str, Message] = {}
@@ -53,9 +69,15 @@ class MappedGrid(StreamingGrid):
         ids = []
         for message in messages:
             # One at a time: a link that refuses a message omits its id from the answer.
-            ids.append(next(iter(self._grid.push_messages([self._outgoing(message)])), ""))
+            sent = [self._outgoing(message)]
+            pushed = self._ask_link(partial(self._grid.push_messages, sent))
+            ids.append(next(iter(pushed), ""))
             self._waiting[ids[-1]] = message
         return ids
+
+    def _ask_link(self, ask: Callable[[], V]) -> V:
+        """Return what the SuperLink answers; every request goes through here."""
+        return patiently(ask, self._patience) if self._patience else ask()
 
     def _outgoing(self, message: Message) -> Message:
         meta = message.metadata
@@ -80,7 +102,8 @@ class MappedGrid(StreamingGrid):
         "node unavailable" error.
         """
         try:
-            found = next(iter(self._grid.pull_messages([message_id])), None)
+            pull = partial(self._grid.pull_messages, [message_id])
+            found = next(iter(self._ask_link(pull)), None)
             if found is None:
                 return None
             answer = _explained(found.error) if found.has_error() else found.content

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
@@ -15,12 +16,17 @@ from hfedatm.base.trust.introduction import introduced, new_nonce, question
 from hfedatm.base.trust.origin import Signer
 from hfedatm.base.wire import NodeIdentity, reason_of
 from hfedatm.flower_internals import look_sooner_for_parts
-from hfedatm.runtime.mapped import MappedGrid
+from hfedatm.runtime.mapped import CUT_OFF, MappedGrid
+from hfedatm.runtime.patience import patiently
 
 log = logging.getLogger("hfedatm")
 
+V = TypeVar("V")
+
 ASK_AGAIN = 5.0
 """Seconds after which a node that could not be used is asked again: it may have been mended."""
+LOOK_AGAIN = 0.2
+"""Seconds between two looks at who is connected."""
 
 
 class Roster:
@@ -29,13 +35,14 @@ class Roster:
     def __init__(self, grid: Grid, poll: float = 0.05) -> None:
         self._grid = grid
         self._poll = poll
-        self._patience = 60.0
+        self.patience = 60.0
+        """Seconds for which the SuperLink, or every node, may be silent."""
         self._known: dict[int, NodeIdentity] = {}
         self._refused: dict[int, tuple[str, float]] = {}
 
     def present(self) -> list[NodeIdentity]:
         """Return the nodes that are connected now, in the order of their places."""
-        ids = sorted(self._grid.get_node_ids())
+        ids = sorted(patiently(self._grid.get_node_ids, self.patience))
         now = time.monotonic()
         waiting = {i for i, (_, when) in self._refused.items() if now - when < ASK_AGAIN}
         self._ask([i for i in ids if i not in self._known and i not in waiting])
@@ -45,8 +52,8 @@ class Roster:
 
     def wait_for(self, count: int, timeout: float) -> list[NodeIdentity]:
         """Wait until ``count`` nodes are connected, or as many as a simulation reports."""
+        self.patience = timeout
         deadline = time.monotonic() + timeout
-        self._patience = timeout
         while True:
             nodes = self.present()
             if nodes and len(nodes) >= (nodes[0].siblings or count):
@@ -55,7 +62,7 @@ class Roster:
                 if nodes:
                     return nodes
                 raise UserError(self._why_none(timeout))
-            time.sleep(0.2)
+            time.sleep(LOOK_AGAIN)
 
     def _why_none(self, timeout: float) -> str:
         if not self._refused:
@@ -67,11 +74,11 @@ class Roster:
         if not ids:
             return
         nonces = {node_id: new_nonce() for node_id in ids}
-        asked = MappedGrid(self._grid, {i: i for i in ids}, self._poll)
+        asked = MappedGrid(self._grid, {i: i for i in ids}, self._poll, self.patience)
         messages = [
             Message(question(nonces[node_id]), node_id, MessageType.QUERY) for node_id in ids
         ]
-        for reply in asked.send_and_receive(messages, timeout=self._patience):
+        for reply in asked.send_and_receive(messages, timeout=self.patience):
             node_id = reply.metadata.src_node_id
             try:
                 self._known[node_id] = introduced(reply, nonces[node_id])
@@ -88,12 +95,29 @@ class LiveGrid(MappedGrid):
     """Children of a deployed tier, by their places; a child that restarts is found again.
 
     A child that was seen once is asked in every later round: if it is away, it fails by name.
+
+    Parameters
+    ----------
+    grid
+        The Grid of the run.
+    roster
+        Who is connected; its ``patience`` also limits how long the SuperLink may be silent.
+    poll
+        Seconds between the first polls for a reply.
+    awaits_return
+        Whether the replies end, when all children were cut off, only when one of them is back or
+        the roster's patience is over. A deployment that is stopped loses its nodes first: the run
+        must not take that for a round, nor spend its other rounds on nobody.
     """
 
-    def __init__(self, grid: Grid, roster: Roster, poll: float = 0.2) -> None:
+    def __init__(
+        self, grid: Grid, roster: Roster, poll: float = 0.2, *, awaits_return: bool = False
+    ) -> None:
         super().__init__(grid, {}, poll)
         look_sooner_for_parts()
         self._roster = roster
+        self._awaits_return = awaits_return
+        self._cut_off: set[int] = set()
         self._signer = Signer.load()
         self._names: dict[int, str] = {}
 
@@ -116,6 +140,9 @@ class LiveGrid(MappedGrid):
             self._names[place] = node.name
         return super().get_node_ids()
 
+    def _ask_link(self, ask: Callable[[], V]) -> V:
+        return patiently(ask, self._roster.patience)
+
     def _outgoing(self, message: Message) -> Message:
         sent = super()._outgoing(message)
         content = parcel.wrap(sent.content)
@@ -128,7 +155,32 @@ class LiveGrid(MappedGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies that have arrived; an unreadable reply is a failure of its node."""
-        return [parcel.opened(reply) for reply in super().pull_messages(message_ids)]
+        replies = super().pull_messages(message_ids)
+        for reply in replies:
+            lost = reply.has_error() and reply.error.code == CUT_OFF
+            (self._cut_off.add if lost else self._cut_off.discard)(reply.metadata.src_node_id)
+        return [parcel.opened(reply) for reply in replies]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Yield the replies in the order of the messages."""
+        sent = list(messages)
+        yield from super().send_and_receive(sent, timeout=timeout)
+        self.await_return(message.metadata.dst_node_id for message in sent)
+
+    def await_return(self, asked: Iterable[int]) -> None:
+        """If all children that were asked were cut off, wait until one is back."""
+        places = set(asked)
+        if not (self._awaits_return and places and places <= self._cut_off):
+            return
+        log.warning(
+            "  everybody who was asked is cut off; waiting for up to %g s until somebody is back",
+            self._roster.patience,
+        )
+        deadline = time.monotonic() + self._roster.patience
+        while not self._roster.present() and time.monotonic() < deadline:
+            time.sleep(LOOK_AGAIN)
 
 
 def _step(message: Message) -> str:

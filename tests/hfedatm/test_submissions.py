@@ -137,3 +137,18 @@ def test_a_run_that_ends_meanwhile_needs_no_stop(flwr, tmp_path, monkeypatch):
     monkeypatch.setattr(flower, "list_runs", list_runs)
     stopped = submissions.stop(home, str(run), after_round=True)
     assert stopped.state == table[str(run)]["status"] == "finished:completed"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("Task failed with unknown error.", "its process was ended"),
+        ("No heartbeat received from the task", "its process has ended, or stood still"),
+        ("ServerApp failed with exception: no data", "ServerApp failed with exception: no data"),
+    ],
+)
+def test_why_a_run_has_ended_is_said_in_our_words(flwr, theirs, ours):
+    home, table, _ = flwr
+    table["7"] = {"status": "finished:failed", "status-details": theirs}
+    status, details = flower.run_status(7, "server", home)
+    assert status == "finished:failed" and details.startswith(ours)

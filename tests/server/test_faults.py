@@ -23,6 +23,7 @@ from helpers import (
 
 import hfedatm.runtime.in_process as in_process
 import hfedatm.runtime.local as local
+from hfedatm.base.answering import reply_with_failure
 from hfedatm.base.errors import UserError
 from hfedatm.base.records import grams_to_record, record_to_state, state_to_record
 from hfedatm.contracts import Method, Rule
@@ -265,6 +266,19 @@ def test_a_client_that_cannot_evaluate_is_left_out_of_the_score(tmp_path, sabota
     [failure] = failures_of(folder)
     assert failure["node"] == "station 0, client 1"
     assert 0 <= lines_of(folder)[0]["source"]["accuracy"] <= 1
+
+
+def test_a_client_that_fails_every_step_is_named_once_in_a_round(tmp_path, monkeypatch):
+    def failing(message, context):
+        if message.metadata.dst_node_id == GUILTY:
+            return reply_with_failure(message, ValueError("gone"))
+        return honest(message, context)
+
+    honest = local.client_app
+    monkeypatch.setattr(local, "client_app", failing)
+    folder = run_small(tmp_path, rounds=2, station_rounds=1, client_method="fediir")
+    for record in lines_of(folder):
+        assert record["failures"] == [{"node": "station 0, client 1", "reason": "ValueError: gone"}]
 
 
 def test_a_station_under_its_quorum_is_left_out_with_its_clients_errors(tmp_path, sabotage):
