@@ -32,11 +32,11 @@ test: install      ## the ordinary tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not e2e and not docker"
 
 test-marked: install  ## long training and real processes; a busy machine may miss a deadline once
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --reruns 1 -m "slow and not e2e and not docker"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --reruns 1 -m "e2e and not docker"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --reruns 1 --durations 10 -m "slow and not e2e and not docker"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --reruns 1 --durations 20 -m "e2e and not docker"
 
 test-docker: install  ## containers; needs a Docker engine
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m docker tests/e2e
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations 10 -m docker tests/e2e
 
 fuzz: install      ## 50,000 spoilt replies, parcels, files and folders; a quarter of an hour
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/fuzz.py 50000

@@ -66,8 +66,9 @@ def measure(code: Path, chosen: argparse.Namespace, first_port: int) -> dict[str
                 hfedatm("run", *given, f"run-name={model}-here")
                 hfedatm("submit", *given, f"run-name={model}-there", *state)
                 found[model] = compared(folder / f"{model}-here", folder / f"{model}-there")
+            found["warm"] = node_memory(folder / "state")
             time.sleep(2 * IDLE_SECONDS)
-            found["idle"] = idle_node(folder / "state")
+            found["idle"] = node_memory(folder / "state")
         finally:
             hfedatm("down", *state)
     return found
@@ -86,16 +87,24 @@ def compared(here: Path, there: Path) -> dict[str, float]:
     }
 
 
-def idle_node(state: Path) -> dict[str, float]:
-    """Return the memory of a client's node in MB, with its children and its helper, if any."""
-    node = Processes(state).living()["station-1-client-1-node"]
-    family = [node, *node.children(recursive=True)]
-    family += [p for p in psutil.process_iter(["cmdline"]) if str(state) in helper_folder(p)]
-    memory = [process.memory_full_info() for process in family]
+def node_memory(state: Path) -> dict[str, float]:
+    """Return the memory in MB of a client's node, with its children and its share of the helper.
+
+    All nodes of the machine share one helper, if it has not ended.
+    """
+    living = Processes(state).living()
+    node = living["station-1-client-1-node"]
+    family = [process.memory_full_info() for process in (node, *node.children(recursive=True))]
+    helpers = [p for p in psutil.process_iter(["cmdline"]) if str(state) in helper_folder(p)]
+    helper = [process.memory_full_info() for process in helpers]
+    sharing = sum(name.endswith("-node") for name in living)
     return {
-        "resident": sum(each.rss for each in memory) / 1e6,
-        "unique": sum(each.uss for each in memory) / 1e6,
-        "processes": float(len(family)),
+        "resident": sum(each.rss for each in [*family, *helper]) / 1e6,
+        "own": sum(each.pss for each in family) / 1e6,
+        "helper": sum(each.pss for each in helper) / 1e6,
+        "with its share": sum(e.pss for e in family) / 1e6
+        + sum(e.pss for e in helper) / 1e6 / sharing,
+        "nodes that share": float(sharing),
     }
 
 
@@ -119,8 +128,11 @@ def figures_of(found: dict[str, dict[str, float]], suffix: str = "") -> list[Fig
         made.append(figure(name, row["ratio"], limit, than, "x", model))
         name, than = f"the first deployed round of {model}", "later rounds"
         made.append(figure(name, row["first"], MOST_FIRST, than, "x", model))
-    name, than = "memory of an idle client node", "a SuperNode and a helper process: 618 MB"
+    than = "a SuperNode and a helper process: 618 MB"
+    name = "memory of a client node that has been idle for long"
     made.append(figure(name, found["idle"]["resident"], MOST_IDLE_MB, than, "MB", "idle"))
+    name = "memory of a client node that waits, with its share of the helper"
+    made.append(figure(name, found["warm"]["with its share"], MOST_IDLE_MB, than, "MB", "warm"))
     return made
 
 

@@ -15,6 +15,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from scipy.optimize import nnls
+
 RESULTS = Path(__file__).parent / "results" / "superlink_load.json"
 
 
@@ -41,7 +44,8 @@ class Link:
     message_seconds, mb_seconds
         CPU seconds of the link per message there and back, and per MB of it in one direction.
     idle_mb, node_mb
-        Its memory without nodes, and what every node adds while its message and reply are there.
+        Its memory when it works, without nodes, and what every node adds while its message and
+        reply are there.
     held_share
         Bytes of memory per byte of a reply that waits at the link.
     """
@@ -62,27 +66,19 @@ class Link:
 
 
 def fit(measured: list[dict]) -> Link:
-    """Return the constants from loads: two sizes of message, and the largest number of nodes."""
-    small = [m for m in measured if m["kilobytes"] <= 300]
-    large = [m for m in measured if m["kilobytes"] > 300]
-    most = max(small, key=lambda m: m["nodes"])
-    cpu = "link CPU seconds per message"
-    per_mb = 0.0
-    held = 0.0
-    if large:
-        near = min(small, key=lambda m: abs(m["nodes"] - large[0]["nodes"]))
-        more = (large[0]["kilobytes"] - near["kilobytes"]) / 1000
-        per_mb = max(0.0, (large[0][cpu] - near[cpu]) / more)
-        grown = large[0]["memory KB per node"] - near["memory KB per node"]
-        held = max(0.0, grown / 1000 / more)
-    mb = most["kilobytes"] / 1000
-    return Link(
-        message_seconds=most[cpu] - per_mb * mb,
-        mb_seconds=per_mb,
-        idle_mb=most["link memory MB"]["idle"],
-        node_mb=max(0.0, most["memory KB per node"] / 1000 - held * mb),
-        held_share=held,
-    )
+    """Return the constants that are closest to the loads and not negative.
+
+    A link takes more memory as soon as it works, however few its nodes are. So the memory without
+    nodes is fitted, too, instead of being that of a link which has not worked yet.
+    """
+    nodes = np.array([m["nodes"] for m in measured], dtype=float)
+    mb = np.array([m["kilobytes"] / 1000 for m in measured])
+    cpu = np.array([m["link CPU seconds per message"] for m in measured])
+    memory = np.array([m["link memory MB"]["most"] for m in measured], dtype=float)
+    one = np.ones_like(mb)
+    (message_seconds, mb_seconds), _ = nnls(np.stack([one, mb], axis=1), cpu)
+    (idle, node, held), _ = nnls(np.stack([one, nodes, nodes * mb], axis=1), memory)
+    return Link(*map(float, (message_seconds, mb_seconds, idle, node, held)))
 
 
 def bytes_up(sizes: tuple[int, ...], network: Network, station_rounds: int = 1) -> list[float]:

@@ -102,11 +102,12 @@ def supernode_command() -> Callable[[], None]:
     return command
 
 
-def start_tasks(address: str, ca_file: str | None = None) -> None:
+def start_tasks(address: str, ca_file: str | None = None, shown: bool = False) -> None:
     """Start a command for every task of the process at ``address``; return only by an error.
 
     This is the loop behind Flower's command ``flower-superexec`` (see `hfedatm.deploy.tasks`). In a
-    thread it must leave signals alone, and it looks for a task when a message has arrived.
+    thread it must leave signals alone, and it looks for a task when a message has arrived. What a
+    ServerApp writes goes to its SuperLink's database alone, unless it is to be ``shown`` here, too.
     """
     superexec = import_module("flwr.supercore.superexec.run_superexec")
     if not callable(getattr(superexec, "register_signal_handlers", None)):
@@ -118,6 +119,8 @@ def start_tasks(address: str, ca_file: str | None = None) -> None:
 
     superexec.__dict__["register_signal_handlers"] = lambda **_: None
     superexec.__dict__["time"] = _Clock(wait)
+    if shown:
+        superexec.AutoExecPlugin.suppress_output = False
     superexec.run_superexec(
         runtime_api_address=address, insecure=ca_file is None, root_certificates_path=ca_file
     )

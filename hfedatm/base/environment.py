@@ -9,6 +9,12 @@ PRELOAD = "HFEDATM_PRELOAD"
 HELPER = "HFEDATM_HELPER"
 """Environment variable of a deployed node: the folder of its helper (`hfedatm.deploy.prefork`)."""
 
+APP = "HFEDATM_APP"
+"""Environment variable of a deployed node: the installed ClientApp, as ``module:name``."""
+
+POLICY = "HFEDATM_POLICY"
+"""Environment variable of a deployed process: the file with its owner's policy."""
+
 
 def state_root(root: str | Path | None = None) -> Path:
     """Return the folder in which a node keeps its files."""

@@ -52,6 +52,8 @@ class _JsonLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
+            if not record.getMessage() and not record.exc_info:
+                return  # Flower separates its lines by empty ones
             sys.stderr.write(to_line(record) + "\n")
             sys.stderr.flush()
         except Exception:  # as all handlers do: a log that cannot be written ends no work

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hfedatm.base.environment import POLICY
 from hfedatm.base.errors import UserError
-from hfedatm.base.trust.policy import VARIABLE as POLICY
 
 FILE = "errors.txt"
 LONGEST = 20_000

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from hfedatm.base.environment import POLICY
 from hfedatm.base.errors import UserError
-from hfedatm.base.trust.policy import VARIABLE, Policy, fields, toml_value, value_of
+from hfedatm.base.trust.policy import Policy, fields, toml_value, value_of
 from hfedatm.cli.arguments import Assignments
 
 policy = typer.Typer(
@@ -53,15 +54,15 @@ def show(
 
       hfedatm policy show policy.toml
     """
-    if file is None and VARIABLE not in os.environ:
+    if file is None and POLICY not in os.environ:
         typer.echo(
-            f"{VARIABLE} is not set: here the person who starts a run is the owner, and "
+            f"{POLICY} is not set: here the person who starts a run is the owner, and "
             "everything is allowed"
         )
         return
-    found = Policy.load(file or os.environ[VARIABLE])
+    found = Policy.load(file or os.environ[POLICY])
     table = Table(
-        "key", "here", "without it", "meaning", title=escape(str(file or os.environ[VARIABLE]))
+        "key", "here", "without it", "meaning", title=escape(str(file or os.environ[POLICY]))
     )
     for section, key, default, meaning in fields():
         value = value_of(found, section, key)

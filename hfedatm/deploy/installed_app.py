@@ -11,10 +11,8 @@ from importlib import import_module
 
 from flwr.clientapp import ClientApp
 
+from hfedatm.base.environment import APP
 from hfedatm.flower_internals import load_no_app_but
-
-APP = "HFEDATM_APP"
-"""Environment variable of a deployed node: the installed ClientApp, as ``module:name``."""
 
 
 def run_installed_app_only() -> None:

@@ -13,11 +13,9 @@ from pathlib import Path
 
 import tomli_w
 
-from hfedatm.base.environment import HELPER, PRELOAD
+from hfedatm.base.environment import APP, HELPER, POLICY, PRELOAD
 from hfedatm.base.logs import PROCESS
 from hfedatm.base.trust import secrets
-from hfedatm.base.trust.policy import VARIABLE as POLICY
-from hfedatm.deploy.installed_app import APP
 
 # Modules that the two kinds of nodes import before any message arrives. Torch imports `_dynamo`
 # with the first optimizer.

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from hfedatm.base import logs
 from hfedatm.flower_internals import start_tasks
 
 HOST = "127.0.0.1"
@@ -39,7 +40,8 @@ def _start_tasks(port: int, ca_file: str | None) -> None:
     while True:
         try:
             _wait_until_it_listens(port)
-            start_tasks(f"{HOST}:{port}", ca_file)
+            # Lines of JSON are collected from a process's output, not from a database.
+            start_tasks(f"{HOST}:{port}", ca_file, shown=logs.wanted())
         except (Exception, SystemExit):  # whatever Flower raises: it must not stay so
             log.exception("tasks are not started; trying again")
         time.sleep(AGAIN)

@@ -62,8 +62,7 @@ def loads(link):
             "nodes": nodes,
             "kilobytes": kilobytes,
             "link CPU seconds per message": link.seconds(1, kilobytes / 1000),
-            "memory KB per node": 1000 * (link.memory(1, kilobytes / 1000) - link.idle_mb),
-            "link memory MB": {"idle": link.idle_mb},
+            "link memory MB": {"most": link.memory(nodes, kilobytes / 1000)},
         }
         for nodes, kilobytes in ((50, 240), (200, 240), (50, 2400))
     ]

@@ -5,6 +5,7 @@ import inspect
 import re
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -122,6 +123,24 @@ def test_a_node_gets_messages_and_starts_tasks_by_the_functions_that_are_replace
         runtime_api_address="", insecure=True, root_certificates_path=None
     )
     assert inspect.getsource(run).count("register_signal_handlers(") == 1
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_what_a_serverapp_writes_is_shown_if_that_is_wanted(shown, monkeypatch):
+    superexec = import_module("flwr.supercore.superexec.run_superexec")
+    monkeypatch.setattr(superexec.AutoExecPlugin, "suppress_output", True)
+    specs = []
+
+    def run(**_):
+        executor = SimpleNamespace(launch=specs.append)
+        plugin = superexec.AutoExecPlugin("127.0.0.1:1", True, None, executor=executor)
+        plugin.launch_task("token", SimpleNamespace(type="flwr-serverapp", task_id=1))
+
+    monkeypatch.setattr(superexec, "run_superexec", run)
+    monkeypatch.setattr(superexec, "register_signal_handlers", lambda **_: None)
+    monkeypatch.setattr(superexec, "time", superexec.time)
+    flower_internals.start_tasks("127.0.0.1:1", shown=shown)
+    assert [spec.suppress_output for spec in specs] == [not shown]
 
 
 def test_a_part_that_is_on_its_way_is_asked_for_again_soon():

@@ -17,10 +17,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
+from hfedatm.base.environment import POLICY
 from hfedatm.base.errors import UserError
-
-VARIABLE = "HFEDATM_POLICY"
-"""Environment variable of a deployed process: the path of its policy."""
 
 NAME = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 """How code is named: ``package.module:name``."""
@@ -223,10 +221,10 @@ class Policy(_Section):
     @classmethod
     def current(cls) -> Policy:
         """Return the policy in force; raises `PolicyRefusal` if a required policy is missing."""
-        if VARIABLE not in os.environ:
+        if POLICY not in os.environ:
             return cls.of_the_person()
         try:
-            return cls.load(os.environ[VARIABLE])
+            return cls.load(os.environ[POLICY])
         except PolicyError as error:
             raise PolicyRefusal(
                 f"this node does no work until its owner corrects its policy: {error}"

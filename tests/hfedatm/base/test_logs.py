@@ -35,6 +35,7 @@ def test_every_logger_writes_one_object_per_line(lines):
     logs.about("run-7")
     logging.getLogger("flwr").info("hello\n%s", "world")
     logging.getLogger("flwr").debug("too much")
+    logging.getLogger("flwr").info("")
     logging.getLogger("uvicorn.access").info("a node asks for work")
     logging.getLogger("uvicorn.error").warning("refused")
     try:

@@ -1,5 +1,7 @@
 """What `hfedatm scaffold` writes."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -181,3 +183,11 @@ def test_one_machine_has_a_region_with_all_below(tmp_path):
     assert services(tmp_path)["station-1-node"]["command"][3] == "fl.example.org:443"
     with pytest.raises(UserError, match="runs on its machine"):
         write_compose(tmp_path, Deployment(2, 2, "x", 443, "station-1-1", (2, 2, 2)))
+
+
+def test_a_health_check_imports_little():
+    """Every container runs one each 30 seconds, and each 5 seconds while it starts."""
+    script = "import sys, hfedatm.deploy.container; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout
+    assert "hfedatm.deploy.machines" in loaded.split()
+    assert not {"flwr", "torch", "pydantic", "numpy"} & set(loaded.split())

@@ -113,7 +113,7 @@ def test_tasks_are_started_again_after_an_error(monkeypatch):
     """A node that starts no tasks would look alive and do no work."""
     calls, enough = [], threading.Event()
 
-    def start(address, ca_file):
+    def start(address, ca_file, shown):
         calls.append(address)
         if len(calls) == 3:
             enough.set()
