@@ -4,8 +4,9 @@
 
 Per data set and lambda: the difference of the accuracies on the unseen domain, in points, of the
 models of the last round; a two-sided t-test paired over seeds and targets; Holm's correction over
-all tests of the table. The table goes to ``docs/results.md``. Nothing is run here: the commands
-that made the runs stand in ``docs/results``.
+all tests of the table. The table goes to ``docs/results.md``, its picture to
+``docs/results/does-it-win.png``. Nothing is run here: the commands that made the runs stand in
+``docs/results``.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from typing import Any
 
 from hfedatm.reproduce import tables
 from hfedatm.reproduce.cells import Store
-from hfedatm.reproduce.statistics import estimate, paired_p, significant
+from hfedatm.reproduce.statistics import Estimate, estimate, paired_p, significant
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
+PICTURE = ROOT / "docs" / "results" / "does-it-win.png"
 EVIDENCE = ROOT / "evidence"
 BEGIN, END = "<!-- table: benchmarks/does_it_win.py -->", "<!-- end of table -->"
 AVG, OURS = "FedAvg + Avg", "FedAvg + HFedATM"
 LAMBDAS = (1.0, 0.1, 0.0)
+COLOURS = ("#94a3b8", "#d97706", "#0f766e")
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,14 @@ class Comparison:
         """The p-value of the paired test."""
         return paired_p(self.ours, self.theirs)
 
+    @property
+    def gain(self) -> Estimate | None:
+        """The mean difference with its standard error."""
+        return estimate([a - b for a, b in zip(self.ours, self.theirs, strict=True)])
+
     def text(self, marked: bool) -> str:
-        """Return the mean difference with its standard error, and a star if it is significant."""
-        found = estimate([a - b for a, b in zip(self.ours, self.theirs, strict=True)])
+        """Return the gain, and a star if it is significant."""
+        found = self.gain
         if found is None or found.error is None:
             return "–"
         return f"{found.mean:+.1f} ± {found.error:.1f}{'*' if marked else ''}"
@@ -98,13 +106,21 @@ def compare(chosen: Set, lam: float, evidence: Path) -> Comparison:
     return found
 
 
-def write_table(sets: dict[str, Set], evidence: Path = EVIDENCE) -> str:
-    """Return the table and the sentence that sums it up."""
-    found = {
+Found = dict[tuple[str, float], Comparison]
+
+
+def compare_all(sets: dict[str, Set], evidence: Path = EVIDENCE) -> Found:
+    """Return all comparisons."""
+    return {
         (name, lam): compare(chosen, lam, evidence)
         for name, chosen in sets.items()
         for lam in LAMBDAS
     }
+
+
+def write_table(sets: dict[str, Set], evidence: Path = EVIDENCE) -> str:
+    """Return the table and the sentence that sums it up."""
+    found = compare_all(sets, evidence)
     marked = significant({f"{name} {lam:g}": one.p for (name, lam), one in found.items()})
     lines = ["| HFedATM − Avg, points | " + " | ".join(f"λ = {lam:g}" for lam in LAMBDAS) + " |"]
     lines.append("|---|" + "---:|" * len(LAMBDAS))
@@ -133,11 +149,45 @@ def write_page(text: str, page: Path = PAGE) -> None:
     page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
 
 
+def draw(found: Found, path: Path = PICTURE) -> None:
+    """Draw the gain of every row, with its standard error, by lambda."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names = list(dict.fromkeys(name for name, _ in found))
+    figure, axes = plt.subplots(figsize=(8, 0.62 * len(names) + 1.2), layout="constrained")
+    for number, (lam, colour) in enumerate(zip(LAMBDAS, COLOURS, strict=True)):
+        places = [
+            (row, gain) for row, name in enumerate(names) if (gain := found[name, lam].gain)
+        ]
+        axes.barh(
+            [row + 0.26 * (number - 1) for row, _ in places],
+            [gain.mean for _, gain in places],
+            0.24,
+            xerr=[gain.error or 0.0 for _, gain in places],
+            color=colour,
+            ecolor="0.3",
+            label=f"λ = {lam:g}",
+        )
+    axes.axvline(0.0, color="0.2", linewidth=1)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("HFedATM − averaging, points of accuracy on the unseen domain")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=160)
+    plt.close(figure)
+
+
 def main(given: Sequence[str] | None = None) -> None:
-    """Print the table and put it into the page."""
+    """Print the table, put it into the page, and draw it."""
     argparse.ArgumentParser(description=__doc__.split("\n")[0]).parse_args(given)
     text = write_table(SETS)
     write_page(text)
+    draw(compare_all(SETS))
     print(text)
 
 
