@@ -44,12 +44,29 @@ class Set:
 
 SMALL = {"stations": 3, "clients-per-station": 2, "local-epochs": 1}
 AT_224 = {"preset": "pacs-efficientnet-lite0", "dataset-params": "size=224", "lr": 0.03}
+VGG16 = {
+    "preset": "pacs-vgg16",
+    "dataset-params": "size=64",
+    "train-only": "classifier",
+    "station-rounds": 2,
+    "lr": 0.03,
+}
+TEN_BY_TEN = {
+    "stations": 10,
+    "clients-per-station": 10,
+    "rounds": 3,
+    "local-epochs": 4,
+    "batch-size": 4,
+    "gram-min-rows": 8,
+    "lr": 0.03,
+}
 SETS = {
     # Seed 0 of one target was seen when the default was chosen.
     "rotated digits, LeNet-5": Set("digits", {"local-epochs": 2}, (1, 2, 3, 4, 5, 6), ("45", "0")),
     "four digit domains, LeNet-5": Set("digits4", {"rounds": 3, **SMALL}, (0, 1, 2, 3, 4)),
     "PACS, frozen EfficientNet-Lite0, 224 px": Set("pacs", AT_224, (3, 4, 5, 6, 7)),
     "PACS, frozen EfficientNet-Lite0, 160 px": Set("pacs", {"preset": "pacs-efficientnet-lite0"}),
+    "PACS, frozen VGG-16, 64 px": Set("pacs", VGG16, (3, 4, 5)),
     "PACS, LeNet-5": Set(
         "pacs", {"preset": "pacs-lenet5-small", "rounds": 6, "batch-size": 16, **SMALL}
     ),
