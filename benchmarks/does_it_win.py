@@ -137,8 +137,13 @@ def compare_all(sets: dict[str, Set], evidence: Path = EVIDENCE) -> Found:
 
 
 def write_table(sets: dict[str, Set], evidence: Path = EVIDENCE) -> str:
+    """Return the table of these sets."""
+    return as_table(compare_all(sets, evidence))
+
+
+def as_table(found: Found) -> str:
     """Return the table and the sentence that sums it up."""
-    found = compare_all(sets, evidence)
+    sets = list(dict.fromkeys(name for name, _ in found))
     marked = significant({f"{name} {lam:g}": one.p for (name, lam), one in found.items()})
     lines = ["| HFedATM − Avg, points | " + " | ".join(f"λ = {lam:g}" for lam in LAMBDAS) + " |"]
     lines.append("|---|" + "---:|" * len(LAMBDAS))
@@ -177,9 +182,7 @@ def draw(found: Found, path: Path = PICTURE) -> None:
     names = list(dict.fromkeys(name for name, _ in found))
     figure, axes = plt.subplots(figsize=(8, 0.62 * len(names) + 1.2), layout="constrained")
     for number, (lam, colour) in enumerate(zip(LAMBDAS, COLOURS, strict=True)):
-        places = [
-            (row, gain) for row, name in enumerate(names) if (gain := found[name, lam].gain)
-        ]
+        places = [(row, gain) for row, name in enumerate(names) if (gain := found[name, lam].gain)]
         axes.barh(
             [row + 0.26 * (number - 1) for row, _ in places],
             [gain.mean for _, gain in places],
@@ -203,9 +206,10 @@ def draw(found: Found, path: Path = PICTURE) -> None:
 def main(given: Sequence[str] | None = None) -> None:
     """Print the table, put it into the page, and draw it."""
     argparse.ArgumentParser(description=__doc__.split("\n")[0]).parse_args(given)
-    text = write_table(SETS)
+    found = compare_all(SETS)
+    text = as_table(found)
     write_page(text)
-    draw(compare_all(SETS))
+    draw(found)
     print(text)
 
 
