@@ -63,6 +63,7 @@ TEN_BY_TEN = {
 SETS = {
     # Seed 0 of one target was seen when the default was chosen.
     "rotated digits, LeNet-5": Set("digits", {"local-epochs": 2}, (1, 2, 3, 4, 5, 6), ("45", "0")),
+    "the same, 10 x 10 clients": Set("digits", TEN_BY_TEN, (3, 4, 5), ("45", "0")),
     "four digit domains, LeNet-5": Set("digits4", {"rounds": 3, **SMALL}, (0, 1, 2, 3, 4)),
     "PACS, frozen EfficientNet-Lite0, 224 px": Set("pacs", AT_224, (3, 4, 5, 6, 7)),
     "PACS, frozen EfficientNet-Lite0, 160 px": Set("pacs", {"preset": "pacs-efficientnet-lite0"}),
