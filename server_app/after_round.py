@@ -18,6 +18,7 @@ from hfedatm.base.metric_sums import values
 from hfedatm.base.records import record_to_state
 from hfedatm.base.results import RunFolder
 from hfedatm.base.round_record import Unseen, optional_fields
+from hfedatm.base.schedule import evaluates
 from hfedatm.base.seeding import seed_torch
 from hfedatm.base.text import printable
 from hfedatm_core.data import DomainData
@@ -53,7 +54,8 @@ class AfterRound:
         if number == 0:
             return
         settings, record = self._folder.settings, self._strategy.record
-        due = record.source or not settings.validation_fraction
+        # The source is not measured if every client is too small to keep validation examples.
+        due = evaluates(settings, record.round) or not settings.validation_fraction
         unseen = self._evaluate(arrays, record.round) if due else None
         now = time.perf_counter()
         record = record.but(unseen=unseen, seconds=now - self._started)

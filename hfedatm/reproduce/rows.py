@@ -30,14 +30,16 @@ def bounding_rows(base: Given) -> dict[str, list[Given]]:
 
     Both see every example as often as the clients of the table. Stations that train apart differ
     more than stations that meet every round, so nothing is cut back to the median of the others.
+    One client has all examples at every lambda, so central training runs at one of them only.
     """
     s = resolve(base)
     whole = s.rounds * s.station_rounds
-    central = {"stations": 1, "clients-per-station": 1, "station-rounds": 1, "rounds": whole}
+    one: Given = {"stations": 1, "clients-per-station": 1, "station-rounds": 1, "lambda": 0.0}
+    central = {**one, "server-rule": "avg", "rounds": whole, "evaluate-every": s.station_rounds}
     alone = {"rounds": 1, "station-rounds": whole, "server-rule": "one-station"}
     trusted = {"bound-factor": 0.0, "claim-factor": 0.0, "least-agreement": 0.0}
     return {
-        "Central training": [{"server-rule": "avg", "evaluate-every": s.station_rounds, **central}],
+        "Central training": [central],
         "Best single station": [
             {**alone, **trusted, "rule-params": f"station={number}"} for number in range(s.stations)
         ],

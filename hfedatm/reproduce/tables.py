@@ -56,7 +56,7 @@ class Table:
         """Return the cells of which one stands in this place: a single one, but for bounds."""
         place = {**self.columns[group][column], "seed": seed}
         given = self.bounds.get(row) or [self.rows[row]]
-        return [Cell.of({**self.base, **one, **place}) for one in given]
+        return [Cell.of({**self.base, **place, **one}) for one in given]
 
     def cells(self) -> list[Cell]:
         """Return all cells, seed by seed, so that a stopped table is complete for some seeds."""

@@ -25,6 +25,7 @@ from hfedatm.reproduce.results import overhead, panels, paper_values, per_round
 from hfedatm.reproduce.runfile import append_run
 from hfedatm.reproduce.statistics import estimate, paired_p, significant
 from hfedatm.reproduce.typeset import entry_text, latex, markdown, picture
+from hfedatm_core.data.partition import heterogeneous_partition
 
 TINY = {
     "stations": 2,
@@ -405,6 +406,19 @@ def test_bounds_are_rows_of_their_own_that_train_as_long_and_are_not_tested(stor
     assert len(stations) == TINY["stations"]
     assert {cell.settings["rule-params"] for cell in stations} == {"station=0", "station=1"}
     assert set(stations) | {central} < set(made.cells())
+
+
+def test_central_training_runs_once_for_all_lambdas():
+    made = tables.make("ablation", "digits", TINY, [0], [1.0, 0.0], ["45"], bounds=True)
+    for row, number in (("Central training", 1), ("Best single station", 2 * TINY["stations"])):
+        cells = {c for lam in ("λ = 1", "λ = 0") for c in made.choices(row, lam, "45", 0)}
+        assert len(cells) == number
+
+
+def test_one_client_has_the_same_examples_at_every_lambda():
+    sizes = [7, 30, 11]
+    for lam in (0.0, 0.1, 1.0):
+        assert heterogeneous_partition(sizes, 1, lam).tolist() == [[7], [30], [11]]
 
 
 def test_the_best_single_station_is_chosen_by_source_validation(store):
