@@ -13,7 +13,7 @@ reader's weight, each entry times the root of the energy of the input it is mult
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -54,10 +54,7 @@ class GramSide:
         self.products: dict[str, Tensor] = {}
         self.variances: dict[str, Tensor] = {}
         self.energies: dict[str, Tensor] = {}
-        for name, weight in state.items():
-            if not name.endswith("weight") or weight.dim() < 2:  # also `in_proj_weight`
-                continue
-            layer = name.removesuffix(".weight")
+        for name, layer, weight in _layers(state):
             rows = _work(weight).flatten(1)
             gram = grams.get(layer)
             if gram is None:
@@ -78,11 +75,10 @@ class GramSide:
         """Return the mean of several networks; products and energies are means by layer."""
         side = cls({}, {})
         side.state = state
-        for name, weight in state.items():
-            if name.endswith(".weight") and weight.dim() >= 2:
-                layer, rows = name.removesuffix(".weight"), _work(weight).flatten(1)
-                energy = energies.get(layer, torch.ones(rows.shape[1]))
-                side._keep(name, weight, products.get(layer, rows), energy)
+        for name, layer, weight in _layers(state):
+            rows = _work(weight).flatten(1)
+            energy = energies.get(layer, torch.ones(rows.shape[1]))
+            side._keep(name, weight, products.get(layer, rows), energy)
         return side
 
     def _keep(self, name: str, weight: Tensor, product: Tensor, energy: Tensor) -> None:
@@ -170,6 +166,13 @@ class GramCost:
     def _of_partners(self, group: ChannelGroup, member: Member, orders: Orders) -> Orders:
         partners = self._graph.partners(group, member)
         return {name: orders[name] for name in partners if name in orders}
+
+
+def _layers(state: State) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield the tensors to compare with their names, and the names of their layers."""
+    for name, weight in state.items():
+        if name.endswith("weight") and weight.dim() >= 2:  # also `in_proj_weight`
+            yield name, name.removesuffix(".weight"), weight
 
 
 def _rows(group: ChannelGroup, member: Member) -> slice | Tensor:
