@@ -49,7 +49,7 @@ KEPT_OF_ROUND = (
     "privacy",
     "kept",
 )
-KEPT_OF_SOURCE = ("accuracy", "loss", "domains")
+KEPT_OF_SOURCE = ("accuracy", "loss")
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def test_a_result_holds_no_path_of_this_machine_and_what_plots_need(store, tmp_p
     text = store.file.read_text()
     (record,) = json.loads(text)["rounds"]
     assert record["unseen"]["accuracy"] >= 0
-    assert record["source"].keys() == {"accuracy", "loss", "domains"}
+    assert record["source"].keys() == {"accuracy", "loss"}
     assert str(tmp_path) not in text
     assert os.path.expanduser("~") not in text
 
