@@ -65,9 +65,9 @@ def stations(small: bool, related: bool, count: int) -> Iterator[Update]:
 
 
 def linear_only(update: Update) -> Update:
-    """Return the update with the Gram that a round with a shared start sends."""
+    """Return the update with the Gram that a round with a shared start sends: shrunk, no bias."""
     head = [name for name in update.grams if name.startswith("fc")]
-    found = {n: update.grams[n].leading(update.grams[n].dim - 1) for n in head}
+    found = {n: update.grams[n].leading(update.grams[n].dim - 1).shrink(0.75) for n in head}
     return Update(update.state, found, name=update.name)
 
 

@@ -354,6 +354,25 @@ def test_the_shortcut_to_the_identity_is_never_wrong(
         assert np.trace(cost) <= total(cost, assign(torch.from_numpy(cost), EXACT)) + 1e-5
 
 
+@given(seed=SEEDS, n=st.integers(2, 12), dim=st.integers(1, 200), spread=st.floats(0, 3))
+@quick
+def test_the_bound_on_the_nearest_filters_is_never_above_them(
+    seed: int, n: int, dim: int, spread: float
+) -> None:
+    torch.manual_seed(seed)
+    one = filters(torch.randn(dim) + spread * torch.randn(n, dim))
+    assert (one.nearest_bound <= one.nearest + 2e-3).all()
+    assert one.nearest_bound.isfinite().all()
+
+
+def test_the_bound_alone_takes_filters_that_hardly_moved() -> None:
+    torch.manual_seed(0)
+    left = torch.randn(64, 1152)
+    one, near = filters(left), filters(left + 0.1 * torch.randn(64, 1152))
+    assert one.certain_identity(near) is not None
+    assert "nearest" not in vars(one)  # no product of all inputs
+
+
 def test_the_shortcut_is_not_taken_where_two_filters_crossed() -> None:
     angles = torch.deg2rad(torch.tensor([[0.0, 40.0], [25.0, 15.0]]))
     left, right = torch.stack([angles.cos(), angles.sin()], -1)
