@@ -78,6 +78,33 @@ def test_merging_16_stations_takes_no_more_memory_than_4(wide):
     assert many - few < 2 * STATE_BYTES  # holding the other updates would take twelve and more
 
 
+APART = """
+from torch import nn
+model = nn.Sequential(nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Flatten(),
+                      nn.Linear(8 * 36, 1200), nn.ReLU(), nn.Linear(1200, 1000), nn.Linear(1000, 2))
+graph = ChannelGraph.trace(model, (torch.zeros(2, 1, 8, 8),))
+def updates(stations):
+    for number in range(stations):
+        torch.manual_seed(number)
+        state = {k: torch.rand(v.shape) for k, v in model.state_dict().items()}
+        grams = {name: Gram.from_dense(torch.eye(width) + 0.1)
+                 for name, width in (("0", 10), ("3", 289), ("5", 1201), ("6", 1001))}
+        yield Update(state, grams)
+        del state, grams
+for stations in (4, 16):
+    merged = merge_apart(updates(stations), graph, alignment=AlignmentOptions("exact"))
+    assert all(entry.how == "regmean" for entry in merged.report.layers.values())
+    del merged
+    print(peak())
+"""
+
+
+@linux
+def test_merging_16_networks_trained_apart_takes_no_more_memory_than_4():
+    few, many = peaks_of(APART)
+    assert many - few < 2 * STATE_BYTES  # with their Grams, the other updates have eighteen
+
+
 TREE = (
     STREAM[: STREAM.index("for stations in")]
     + """

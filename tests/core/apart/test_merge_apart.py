@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import cache
 
 import pytest
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from hfedatm_core import ChannelGraph, Profiles, Update, collect_grams, collect_profiles
 from hfedatm_core.apart.folding import Moments, fold, fold_graph
 from hfedatm_core.apart.merging import APART, merge_apart
+from hfedatm_core.apart.outputs import layer_outputs
+from hfedatm_core.apart.reference import Reference
 from hfedatm_core.apart.repairing import layer_moments, repair_layer
 from hfedatm_core.fot.costs.base import Cost, dissimilarity
 from hfedatm_core.fot.costs.gram import GramCost, GramSide
@@ -25,6 +28,7 @@ from hfedatm_core.grams.gram import Gram
 
 NETS = ("lenet5", "lenet5-bn", "residual", "separable", "concat", "channels-last")
 TRANSFORMERS = ("transformer", "conv-transformer", "heads")
+COMPARED = [(n, k) for n in NETS for k in ("gram", "profile")] + [(n, "gram") for n in TRANSFORMERS]
 SEEDS = st.integers(0, 2**16)
 
 
@@ -91,10 +95,7 @@ def test_equal_networks_are_a_fixed_point_whatever_their_data(name: str) -> None
         assert quality.variance_after == pytest.approx(1.0, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [(n, k) for n in NETS for k in ("gram", "profile")] + [(n, "gram") for n in TRANSFORMERS],
-)
+@pytest.mark.parametrize(("name", "kind"), COMPARED)
 def test_permuted_copies_merge_back_to_the_original(name: str, kind: str) -> None:
     model, x, graph = network(name)
     torch.manual_seed(0)
@@ -144,8 +145,7 @@ def cost_between(
     return ProfileCost(cost, *(profiled(model, state, x, graph) for state, _ in (ours, theirs)))
 
 
-@pytest.mark.parametrize("kind", ["gram", "profile"])
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(("name", "kind"), COMPARED)
 @settings(max_examples=2)
 @given(seed=SEEDS)
 def test_matching_is_a_bijection_that_keeps_the_function(name: str, kind: str, seed: int) -> None:
@@ -161,6 +161,113 @@ def test_matching_is_a_bijection_that_keeps_the_function(name: str, kind: str, s
     orders = {n: m.permutation for n, m in matches.items()}
     permuted = graph.permute(theirs[0], orders)
     assert_same_function(model, theirs[0], permuted, x)
+
+
+def covariance(rows: Tensor) -> Tensor:
+    return torch.cov(rows.T, correction=0)
+
+
+def augmented(rows: Tensor) -> Gram:
+    rows = torch.cat([rows, torch.ones(len(rows), 1).double()], 1)
+    return Gram.from_dense(rows.T @ rows / len(rows), len(rows))
+
+
+def two_layers(seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the weights of two Linear layers, and inputs of each with a mean and correlations."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    state = {"0.weight": random(4, 3), "0.bias": random(4), "2.weight": random(2, 4)}
+    inputs = {"0": random(30, 3) @ random(3, 3) + 2.0, "2": random(30, 4) @ random(4, 4) - 1.0}
+    return state | {"2.bias": random(2)}, inputs
+
+
+def two_layer_graph() -> ChannelGraph:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    return ChannelGraph.trace(model, torch.zeros(1, 3))
+
+
+def test_the_cost_is_that_of_the_outputs_and_of_the_readers_weights() -> None:
+    """Writers by the correlation of outputs, readers by weights times the size of their inputs."""
+    networks, graph = [two_layers(seed) for seed in (1, 2)], two_layer_graph()
+    sides = [GramSide(s, {n: augmented(x) for n, x in xs.items()}) for s, xs in networks]
+    cost, [group] = GramCost(*sides, graph), graph.groups
+    writer, reader = cost.members(group)
+    (ours, xs), (theirs, ys) = networks
+    one, other = covariance(xs["0"]), covariance(ys["0"])
+    a, b = ours["0.weight"], theirs["0.weight"]
+    products = a @ (one + other) @ b.T / 2
+    sizes = (a @ one * a).sum(1).sqrt()[:, None] * (b @ other * b).sum(1).sqrt()
+    found = cost.between(group, writer, {group.name: torch.arange(4)})
+    torch.testing.assert_close(found, 1 - (products / sizes).clamp(-1, 1))
+    a, b = (s["2.weight"] * x["2"].square().mean(0).sqrt() for s, x in networks)
+    cosines = nn.functional.cosine_similarity(a.T[:, None], b.T[None], dim=2)
+    found = cost.between(group, reader, {group.name: torch.arange(4)})
+    torch.testing.assert_close(found, 1 - cosines)
+
+
+def test_the_reference_is_the_mean_of_the_networks_before() -> None:
+    """Of their products with the covariances of their inputs, and of the inputs' energies."""
+    networks, reference = [two_layers(seed) for seed in (1, 2, 3)], Reference()
+    for (state, inputs), weight in zip(networks, (1.0, 2.0, 5.0), strict=True):
+        grams = {name: augmented(rows) for name, rows in inputs.items()}
+        reference.add(state, grams, layer_outputs(state, grams), weight, frozenset())
+    side = reference.side(networks[0][0])
+    for layer in ("0", "2"):
+        products = [s[f"{layer}.weight"] @ covariance(x[layer]) for s, x in networks]
+        energies = [x[layer].square().mean(0) for _, x in networks]
+        mean, energy = (
+            sum(w * v for w, v in zip((1, 2, 5), values, strict=True)) / 8
+            for values in (products, energies)
+        )
+        torch.testing.assert_close(side.products[f"{layer}.weight"], mean)
+        torch.testing.assert_close(side.energies[f"{layer}.weight"], energy.sqrt())
+
+
+@pytest.mark.parametrize("alpha", [None, 0.5])
+@pytest.mark.parametrize("coefficients", ["clients", "examples"])
+def test_the_merge_is_that_of_the_stated_formulas(coefficients: str, alpha: float | None) -> None:
+    """RegMean on shrunk Grams with biases, then repair; no channel moves here."""
+    networks, stay = [two_layers(1), two_layers(2)], AlignmentOptions(scope="all", margin=0.999999)
+    grams = [{n: augmented(x) for n, x in inputs.items()} for _, inputs in networks]
+    updates = [
+        Update(state, own, num_examples=examples, num_clients=clients)
+        for (state, _), own, examples, clients in zip(networks, grams, (5, 2), (1, 3), strict=True)
+    ]
+    graph = two_layer_graph()
+    merged = merge_apart(
+        updates, graph, alignment=stay, coefficients=coefficients, ridge=0.1, alpha=alpha
+    )
+    assert merged.moved == 0
+    gammas = (5.0, 2.0) if coefficients == "examples" else (1.0, 3.0)
+
+    def summed(values: Iterable[Tensor]) -> Tensor:
+        return sum(g * v for g, v in zip(gammas, values, strict=True))
+
+    for layer, repaired in (("0", True), ("2", False)):
+        own = [torch.cat([s[f"{layer}.weight"], s[f"{layer}.bias"][:, None]], 1)
+               for s, _ in networks]  # fmt: skip
+        dense = [g[layer].dense() for g in grams]
+        trust = 30 / (30 + len(dense[0])) if alpha is None else alpha
+        shrunk = [trust * g + (1 - trust) * g.diagonal().diag() for g in dense]
+        total, mean = summed(shrunk), (5 * own[0] + 2 * own[1]) / 7
+        shift = 0.1 * total.diagonal().mean() * torch.eye(len(total)).double()
+        right = summed(m @ g for m, g in zip(own, shrunk, strict=True)) + mean @ shift
+        wanted = torch.linalg.solve(total + shift, right.T).T
+        if repaired:
+            pooled = summed(dense) / sum(gammas)
+            means = summed(m @ g[:, -1] for m, g in zip(own, dense, strict=True)) / sum(gammas)
+            seconds = summed((m @ g * m).sum(1) for m, g in zip(own, dense, strict=True))
+            before = wanted @ pooled[:, -1]
+            variance = (wanted @ pooled * wanted).sum(1) - before.square()
+            scale = ((seconds / sum(gammas) - means.square()) / variance).sqrt().clamp(0.2, 5.0)
+            assert not torch.allclose(scale, torch.ones(4).double(), atol=0.05)
+            wanted = wanted * scale[:, None]
+            wanted[:, -1] += means - before * scale
+        torch.testing.assert_close(merged.state[f"{layer}.weight"], wanted[:, :-1])
+        torch.testing.assert_close(merged.state[f"{layer}.bias"], wanted[:, -1])
 
 
 @pytest.mark.parametrize("name", ["lenet5-bn", "separable"])
