@@ -1,5 +1,6 @@
 """Every benchmark runs, at tiny sizes, and writes what the table needs."""
 
+import copy
 import gc
 import importlib
 import json
@@ -9,8 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+
+from hfedatm_core import ChannelGraph
+from hfedatm_core.data import DataSpec
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
+DIGITS = DataSpec("image", 10, (1, 28, 28))
 DEPLOYED = ("deployment_overhead", "trust_cost")
 
 
@@ -154,6 +160,39 @@ def test_merge_quality_compares_all_rows_and_shows_what_it_missed(tmp_path, caps
     text = quality.table({"sets": [{**worse, "rows": {**rows, quality.REFINED: 40.0}}]})
     assert (text.count("missed"), text.count("reached")) == (3, 3)
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "vgg-bn", "resnet18-bn", "mobilenet"])
+def test_the_rivals_bring_a_permuted_copy_back(name):
+    """A rival that could not do this would be beaten by nothing."""
+    rivals, networks = (importlib.import_module(f"merge_{part}") for part in ("rivals", "networks"))
+    torch.manual_seed(0)
+    model, images = networks.ARCHITECTURES[name].build(DIGITS), torch.randn(40, *DIGITS.input_shape)
+    with torch.no_grad():
+        for _ in range(20):  # BatchNorms find their statistics
+            model.train()(images)
+        wanted = model.eval()(images)
+    graph = ChannelGraph.trace(model, images[:2])
+    shuffle = {group.name: torch.randperm(group.size) for group in graph.groups}
+    twin, merged = copy.deepcopy(model), copy.deepcopy(model)
+    twin.load_state_dict(graph.permute(model.state_dict(), shuffle))
+
+    def error(state):
+        merged.load_state_dict(state)
+        with torch.no_grad():
+            return float((merged.eval()(images) - wanted).norm() / wanted.norm())
+
+    pair = [model, twin]
+    by_weights = rivals.weight_matching(pair, graph)
+    by_data = rivals.activation_matching(pair, graph, images)
+    assert error(rivals.average(pair)) > 0.1
+    assert error(rivals.permuted_mean(pair, graph, by_weights)) < 1e-5
+    assert error(rivals.repair(pair, graph, by_weights, images)) < 1e-5
+    for state in (
+        rivals.permuted_mean(pair, graph, by_data),
+        rivals.repair(pair, graph, by_data, images),
+    ):
+        assert error(state) < 0.05  # units that these images leave dead match in any order
 
 
 @pytest.mark.slow
