@@ -27,6 +27,7 @@ from client_app.data import client_data
 from hfedatm.base.records import record_to_state
 from hfedatm.base.results import RunFolder
 from hfedatm_core import forward
+from hfedatm_core.data import Domain, DomainData
 
 
 def norm_net(spec):
@@ -42,6 +43,14 @@ def norm_net(spec):
         nn.ReLU(),
         nn.Linear(16, spec.num_classes),
     )
+
+
+def uneven_data(data_dir=None):
+    """The domains have different numbers of examples, so clients and stations have, too."""
+    sizes = {"a": 150, "b": 20, "c": 40}
+    whole = tiny_data().domains
+    parts = {n: Domain(n, whole[n].inputs[:k], whole[n].targets[:k]) for n, k in sizes.items()}
+    return DomainData(tiny_data().spec, parts)
 
 
 APART = {
@@ -72,11 +81,15 @@ def all_training_inputs(settings):
 # --- what it does
 
 
-def test_the_published_model_has_the_statistics_of_all_clients_examples(tmp_path):
-    folder = run_small(tmp_path, "look", **LOOK, **UNBOUNDED)
+@pytest.mark.parametrize("uneven", [False, True])
+def test_the_published_model_has_the_statistics_of_all_clients_examples(tmp_path, uneven):
+    given = LOOK | ({"dataset": f"{__name__}:uneven_data", "gram_min_rows": 1} if uneven else {})
+    folder = run_small(tmp_path, "look", **given, **UNBOUNDED)
     model = norm_net(tiny_data().spec)
     model.load_state_dict(last_model(folder))
-    examples = all_training_inputs(small_settings(**LOOK))
+    examples = all_training_inputs(small_settings(**given))
+    sizes = {len(client_data(small_settings(**given), c, {}).train.inputs) for c in range(4)}
+    assert (len(sizes) > 1) == uneven
     outputs = model[0](examples).transpose(0, 1).flatten(1).double()
     torch.testing.assert_close(
         model[1].running_mean.double(), outputs.mean(1), rtol=1e-5, atol=1e-6
