@@ -202,9 +202,33 @@ def test_the_cost_is_that_of_the_outputs_and_of_the_readers_weights() -> None:
     sizes = (a @ one * a).sum(1).sqrt()[:, None] * (b @ other * b).sum(1).sqrt()
     found = cost.between(group, writer, {group.name: torch.arange(4)})
     torch.testing.assert_close(found, 1 - (products / sizes).clamp(-1, 1))
-    a, b = (s["2.weight"] * x["2"].square().mean(0).sqrt() for s, x in networks)
-    cosines = nn.functional.cosine_similarity(a.T[:, None], b.T[None], dim=2)
+    # A channel that is one input has one energy, which a cosine does not see.
+    cosines = nn.functional.cosine_similarity(
+        ours["2.weight"].T[:, None], theirs["2.weight"].T[None], dim=2
+    )
     found = cost.between(group, reader, {group.name: torch.arange(4)})
+    torch.testing.assert_close(found, 1 - cosines)
+
+
+@pytest.mark.parametrize("behind", ["flatten", "convolution"])
+def test_readers_count_weights_by_the_size_of_their_inputs(behind: str) -> None:
+    """A channel is several inputs here, each with an energy of its own."""
+    last = [nn.Flatten(), nn.Linear(8, 3)] if behind == "flatten" else [nn.Conv2d(4, 3, (1, 2))]
+    model = nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(), *last).double()
+    graph, reader = ChannelGraph.trace(model, torch.zeros(1, 2, 1, 2).double()), f"{1 + len(last)}"
+    sides, slices = [], []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        randomise(model)
+        inputs = torch.randn(30, 8).double() * torch.rand(8).double() + torch.rand(8).double()
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        sides.append(GramSide(state, {reader: augmented(inputs)}))
+        scaled = state[f"{reader}.weight"].flatten(1) * inputs.square().mean(0).sqrt()
+        slices.append(scaled.view(3, 4, 2).transpose(0, 1).flatten(1))
+    cost, [group] = GramCost(*sides, graph), graph.groups
+    [member] = [m for m in cost.members(group) if m.role == "input"]
+    cosines = nn.functional.cosine_similarity(slices[0][:, None], slices[1][None], dim=2)
+    found = cost.between(group, member, {group.name: torch.arange(4)})
     torch.testing.assert_close(found, 1 - cosines)
 
 
@@ -262,10 +286,14 @@ def test_the_merge_is_that_of_the_stated_formulas(coefficients: str, alpha: floa
             seconds = summed((m @ g * m).sum(1) for m, g in zip(own, dense, strict=True))
             before = wanted @ pooled[:, -1]
             variance = (wanted @ pooled * wanted).sum(1) - before.square()
-            scale = ((seconds / sum(gammas) - means.square()) / variance).sqrt().clamp(0.2, 5.0)
+            own_variance = seconds / sum(gammas) - means.square()
+            scale = (own_variance / variance).sqrt().clamp(0.2, 5.0)
             assert not torch.allclose(scale, torch.ones(4).double(), atol=0.05)
             wanted = wanted * scale[:, None]
             wanted[:, -1] += means - before * scale
+            shares = [float((k * variance).sum() / own_variance.sum()) for k in (1, scale.square())]
+            quality = merged.report.quality[layer]
+            assert [quality.variance_before, quality.variance_after] == pytest.approx(shares)
         torch.testing.assert_close(merged.state[f"{layer}.weight"], wanted[:, :-1])
         torch.testing.assert_close(merged.state[f"{layer}.bias"], wanted[:, -1])
 
