@@ -43,6 +43,9 @@ SMALL: dict[str, Any] = {
 }
 
 
+UNEVEN = {"dataset": "helpers:uneven_data", "gram_min_rows": 1}
+
+
 def tiny_data(data_dir: str | None = None, examples: int = 200) -> DomainData:
     """Three domains of three classes: a bright square whose place is the class, plus noise."""
     domains = {}
@@ -54,6 +57,14 @@ def tiny_data(data_dir: str | None = None, examples: int = 200) -> DomainData:
             inputs[index, 0, 2 * target : 2 * target + 3, number : number + 4] += 1.0
         domains[name] = Domain(name, inputs, targets)
     return DomainData(SPEC, domains)
+
+
+def uneven_data(data_dir: str | None = None) -> DomainData:
+    """The same, but the domains have different numbers of examples, and so have clients."""
+    sizes = {"a": 150, "b": 20, "c": 40}
+    whole = tiny_data().domains
+    parts = {n: Domain(n, whole[n].inputs[:k], whole[n].targets[:k]) for n, k in sizes.items()}
+    return DomainData(SPEC, parts)
 
 
 def tiny_net(spec: DataSpec, width: int = 16) -> nn.Module:

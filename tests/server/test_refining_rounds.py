@@ -7,6 +7,7 @@ import torch
 from flwr.app import Message, RecordDict
 from helpers import (
     SMALL,
+    UNEVEN,
     Saboteur,
     ask_client,
     assert_same_model,
@@ -114,10 +115,11 @@ def directly(settings, updates, merged, clients=((0, 1), (2, 3))):
     return state
 
 
-def test_the_model_is_that_of_all_data_on_one_machine(tmp_path, merges):
-    folder = run_small(tmp_path, "refined", **REFINE, **UNBOUNDED)
+@pytest.mark.parametrize("sizes", [{}, UNEVEN], ids=["even", "uneven"])
+def test_the_model_is_that_of_all_data_on_one_machine(tmp_path, merges, sizes):
+    folder = run_small(tmp_path, "refined", **REFINE | sizes, **UNBOUNDED)
     [(updates, merged)] = merges
-    found, settings = last_model(folder), small_settings(**REFINE)
+    found, settings = last_model(folder), small_settings(**REFINE | sizes)
     expected = directly(settings, updates, merged)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-4)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import (
+    UNEVEN,
     Saboteur,
     ask_client,
     assert_same_model,
@@ -27,7 +28,6 @@ from client_app.data import client_data
 from hfedatm.base.records import record_to_state
 from hfedatm.base.results import RunFolder
 from hfedatm_core import forward
-from hfedatm_core.data import Domain, DomainData
 
 
 def norm_net(spec):
@@ -43,14 +43,6 @@ def norm_net(spec):
         nn.ReLU(),
         nn.Linear(16, spec.num_classes),
     )
-
-
-def uneven_data(data_dir=None):
-    """The domains have different numbers of examples, so clients and stations have, too."""
-    sizes = {"a": 150, "b": 20, "c": 40}
-    whole = tiny_data().domains
-    parts = {n: Domain(n, whole[n].inputs[:k], whole[n].targets[:k]) for n, k in sizes.items()}
-    return DomainData(tiny_data().spec, parts)
 
 
 APART = {
@@ -83,7 +75,7 @@ def all_training_inputs(settings):
 
 @pytest.mark.parametrize("uneven", [False, True])
 def test_the_published_model_has_the_statistics_of_all_clients_examples(tmp_path, uneven):
-    given = LOOK | ({"dataset": f"{__name__}:uneven_data", "gram_min_rows": 1} if uneven else {})
+    given = LOOK | (UNEVEN if uneven else {})
     folder = run_small(tmp_path, "look", **given, **UNBOUNDED)
     model = norm_net(tiny_data().spec)
     model.load_state_dict(last_model(folder))
