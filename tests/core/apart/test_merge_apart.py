@@ -315,17 +315,25 @@ def test_it_makes_no_difference_which_network_is_the_reference(name: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["gram", "profile"])
-def test_ties_go_to_the_identity(kind: str) -> None:
-    """All units are alike: no order is better than another, and none moves."""
+@settings(max_examples=20)
+@given(seed=SEEDS)
+def test_ties_go_to_the_identity(kind: str, seed: int) -> None:
+    """All units are alike but for their scale, which rounds their costs: none moves."""
+    torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)).double()
-    with torch.no_grad():
-        model[0].weight.copy_(torch.randn(1, 3).double().expand(6, 3))
-        model[2].weight.copy_(torch.randn(2, 1).double().expand(2, 6))
     x = torch.randn(30, 3, dtype=torch.float64)
     graph = ChannelGraph.trace(model, (x,))
-    found = profiled(model, model.state_dict(), x, graph) if kind == "profile" else None
-    update = Update(model.state_dict(), measured(model, x), profiles=found)
-    assert merge_apart([update, update], graph).moved == 0
+    updates = []
+    for _ in range(2):
+        scale = torch.rand(6, 1).double() + 0.5
+        with torch.no_grad():
+            model[0].weight.copy_(scale * torch.randn(1, 3).double())
+            model[0].bias.copy_(scale[:, 0] * torch.rand(1).double())
+            model[2].weight.copy_(torch.randn(2, 1).double() / scale.T)
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        found = profiled(model, state, x, graph) if kind == "profile" else None
+        updates.append(Update(state, measured(model, x), profiles=found))
+    assert merge_apart(updates, graph).moved == 0
 
 
 def test_an_order_must_gain_the_margin() -> None:
