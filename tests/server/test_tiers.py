@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import (
     SMALL,
+    UNEVEN,
     Saboteur,
     assert_same_model,
     failures_of,
@@ -179,7 +180,7 @@ def test_shared_arrays_are_averaged_through_all_levels(tmp_path):
 
 def test_a_second_look_goes_through_all_levels(tmp_path):
     look = {"model": "test_second_look:norm_net", "rule_params": "second_look=always,look_passes=2"}
-    given = {**FREE, **ONCE, **look}
+    given = {**FREE, **ONCE, **look, **UNEVEN}
     flat = run_small(
         tmp_path, "flat", stations=4, clients_per_station=1, reference="previous", **given
     )
