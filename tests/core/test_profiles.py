@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,6 +12,7 @@ from torch import nn
 
 from hfedatm_core import ChannelGraph, Profiles, Update, collect_grams, collect_profiles
 from hfedatm_core.apart.merging import merge_apart
+from hfedatm_core.fot.costs.profile import ProfileCost
 
 
 def small() -> tuple[nn.Module, ChannelGraph]:
@@ -98,6 +101,25 @@ def test_networks_without_a_common_class_are_matched_by_their_grams() -> None:
     updates, graph = networks(MIXED % 2, 2 + MIXED % 2)
     plain, _ = networks(None, None)
     assert orders(updates, graph) == orders(plain, graph)
+
+
+def test_only_classes_count_that_both_networks_have() -> None:
+    torch.manual_seed(0)
+    ours, theirs = torch.randn(2, 3, 4, 2).double()
+    counts = torch.tensor([5.0, 3.0, 0.0, 1.0]), torch.tensor([2.0, 4.0, 6.0, 0.0])
+    sides = [Profiles({"g": m}, n) for m, n in zip((ours, theirs), counts, strict=True)]
+
+    class Nothing:
+        def members(self, group: object) -> list:
+            return []
+
+        def between(self, *_: object) -> torch.Tensor:
+            return torch.zeros(3, 3).double()
+
+    found = ProfileCost(Nothing(), *sides).between(SimpleNamespace(name="g"), None, {})
+    one, other = (m[:, :2].flatten(1) for m in (ours, theirs))  # both have the first two
+    wanted = 1 - torch.corrcoef(torch.cat([one, other]))[:3, 3:]
+    torch.testing.assert_close(found, wanted / 2)
 
 
 @pytest.mark.parametrize("grid", [1, 3])

@@ -202,6 +202,9 @@ def test_the_cost_is_that_of_the_outputs_and_of_the_readers_weights() -> None:
     sizes = (a @ one * a).sum(1).sqrt()[:, None] * (b @ other * b).sum(1).sqrt()
     found = cost.between(group, writer, {group.name: torch.arange(4)})
     torch.testing.assert_close(found, 1 - (products / sizes).clamp(-1, 1))
+    for order in (torch.arange(4), torch.tensor([2, 0, 3, 1])):  # as the report shows it
+        pairs = float(1 - found[torch.arange(4), order].mean())
+        assert cost.paired(group, writer, {group.name: order}) == pytest.approx(pairs)
     # A channel that is one input has one energy, which a cosine does not see.
     cosines = nn.functional.cosine_similarity(
         ours["2.weight"].T[:, None], theirs["2.weight"].T[None], dim=2
