@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -142,6 +143,48 @@ def look_sooner_for_parts() -> None:
     moving = import_module("flwr.supercore.inflatable.inflatable_utils")
     for function in (moving.pull_objects, moving.pull_and_inflate_object_from_tree):
         function.__kwdefaults__["initial_backoff"] = LOOK_FOR_PART
+
+
+# --- A SuperLink in one process ------------------------------------------------------------------
+
+
+def hand_out_until_received() -> None:
+    """Let the SuperLink in this process hand out a message until its node has confirmed it.
+
+    A SuperLink marks a message as delivered before its answer leaves. If the gateway or the
+    connection ends in between, nobody has the message, and the run waits for the reply until its
+    timeout. A node asks for work only when it has none; the parts of a message are there until its
+    node confirms that it has them. So if a node asks and the parts of a message for it are still
+    there, it has not received that message. Flower has no such rule and no hook for one.
+
+    What was handed out is kept in memory, because a run ends with its SuperLink.
+    """
+    handlers = import_module("flwr.superlink.servicer.fleet.fleet_handlers")
+    pull = handlers.pull_messages
+    given: defaultdict[int, dict[str, PullMessagesResponse]] = defaultdict(dict)
+
+    def pull_again(request: Any, state: Any, store: Any) -> PullMessagesResponse:
+        answer = pull(request=request, state=state, store=store)
+        own = given[request.node.node_id]
+        for message, before in list(own.items()):
+            if not _is_awaited(before, state, store):
+                own.pop(message, None)
+        if not answer.messages_list:
+            return next(iter(list(own.values())), answer)
+        own[answer.messages_list[0].metadata.message_id] = answer
+        return answer
+
+    handlers.__dict__["pull_messages"] = pull_again
+
+
+def _is_awaited(given: PullMessagesResponse, state: Any, store: Any) -> bool:
+    """Return whether a message has not been received, and its sender still waits for the reply."""
+    metadata = given.messages_list[0].metadata
+    return (
+        metadata.message_id in store
+        and metadata.created_at + metadata.ttl > time.time()
+        and metadata.message_id in state.get_message_ids_from_run_id(metadata.run_id)
+    )
 
 
 # --- The requests between nodes and a SuperLink --------------------------------------------------

@@ -202,6 +202,89 @@ def test_the_other_paths_of_a_node_are_known():
     }
 
 
+@pytest.fixture
+def link(tmp_path, monkeypatch):
+    """A SuperLink's database with a run that has sent two messages to one of two nodes."""
+    handlers = import_module("flwr.superlink.servicer.fleet.fleet_handlers")
+    monkeypatch.setattr(handlers, "pull_messages", handlers.pull_messages)  # put back afterwards
+    file = str(tmp_path / "link.db")
+    state = (
+        import_module("flwr.server.superlink.linkstate")
+        .LinkStateFactory(
+            file,
+            import_module("flwr.superlink.federation").NoOpFederationManager(),
+            import_module("flwr.supercore.object_store").ObjectStoreFactory(file),
+        )
+        .state()
+    )
+    constants = import_module("flwr.supercore.constant")
+    nodes = [state.create_node("owner", "name", key, 0) for key in (b"one", b"two")]
+    for node in nodes:
+        state.activate_node(node, 30.0)
+    run = state.create_run(
+        "app", "1", "hash", {}, constants.NOOP_FEDERATION_ID, None, "owner", "flwr-serverapp"
+    )
+    inflatable = import_module("flwr.supercore.inflatable.inflatable_object")
+    flower_internals.identify_process(run)
+    try:
+        sent = [Message(RecordDict({"x": ConfigRecord({"a": a})}), nodes[0], "train") for a in "12"]
+        for message in sent:
+            message.metadata.__dict__["_src_node_id"] = flower_internals.SUPERLINK_NODE
+            tree = inflatable.get_object_tree(message)
+            message.metadata.__dict__["_message_id"] = tree.object_id
+            assert state.store_message_ins(message)
+            state.object_store.preregister(run, tree)
+    finally:
+        flower_internals.identify_process()
+
+    def pull(node):
+        request = flower_internals.PullMessagesRequest(node={"node_id": nodes[node]})
+        answer = handlers.pull_messages(request=request, state=state, store=state.object_store)
+        return [m.metadata.message_id for m in answer.messages_list]
+
+    return SimpleNamespace(state=state, pull=pull, sent=[m.metadata.message_id for m in sent])
+
+
+def test_flower_hands_a_message_out_once_whether_it_arrives_or_not(link):
+    """If a new version of Flower does better, ours may go."""
+    assert [*link.pull(0), *link.pull(0)] == link.sent
+    assert link.pull(0) == []
+
+
+def test_a_message_is_handed_out_until_its_node_has_confirmed_it(link):
+    """The gateway, or the connection, ended when the link had marked both as delivered."""
+    flower_internals.hand_out_until_received()
+    first, second = link.sent
+    assert [*link.pull(0), *link.pull(0)] == [first, second]
+    assert [*link.pull(0), *link.pull(0)] == [first, first]
+    link.state.object_store.delete(first)  # what Flower does with a confirmed message
+    assert [*link.pull(0), *link.pull(0)] == [second, second]
+    link.state.object_store.delete(second)
+    assert link.pull(0) == []
+
+
+def test_a_message_is_handed_out_again_to_its_own_node_alone(link):
+    flower_internals.hand_out_until_received()
+    link.pull(0)
+    assert link.pull(1) == []
+
+
+def test_a_message_that_nobody_waits_for_is_not_handed_out_again(link, monkeypatch):
+    """Its sender has given it up, or its time is over."""
+    flower_internals.hand_out_until_received()
+    first, second = [*link.pull(0), *link.pull(0)]
+    link.state.delete_messages({first})
+    assert link.pull(0) == [second]
+    later = flower_internals.time.time() + 10**6
+    monkeypatch.setattr(flower_internals, "time", SimpleNamespace(time=lambda: later))
+    assert link.pull(0) == []
+
+
+def test_a_superlink_answers_nodes_by_the_function_that_is_replaced():
+    router = import_module("flwr.superlink.routers.fleet.router")
+    assert inspect.getsource(router).count("fleet_handlers.pull_messages(") == 1
+
+
 def test_a_superlink_has_the_number_that_replies_are_for():
     constants = import_module("flwr.common.constant")
     assert flower_internals.SUPERLINK_NODE == constants.SUPERLINK_NODE_ID
