@@ -164,7 +164,7 @@ def hand_out_until_received() -> None:
     given: defaultdict[int, dict[str, PullMessagesResponse]] = defaultdict(dict)
 
     def pull_again(request: Any, state: Any, store: Any) -> PullMessagesResponse:
-        answer = pull(request=request, state=state, store=store)
+        answer: PullMessagesResponse = pull(request=request, state=state, store=store)
         own = given[request.node.node_id]
         for message, before in list(own.items()):
             if not _is_awaited(before, state, store):
