@@ -80,11 +80,12 @@ _arrived = threading.Event()
 """Set when the SuperNode in this process has got a message; Flower itself has no such event."""
 
 
-def supernode_command() -> Callable[[], None]:
+def supernode_command(idle: Callable[[], None]) -> Callable[[], None]:
     """Return the function behind the command ``flower-supernode``; it reads ``sys.argv``.
 
     The command is public. As a function it shares its process with `start_tasks`, and does not
-    sleep through what happens there: Flower's loop looks for a reply twice a second only.
+    sleep through what happens there: Flower's loop looks for a reply twice a second only. Whenever
+    there was no message for it, it calls ``idle``.
     """
     look_sooner_for_parts()
     import_module("flwr.supernode.main")  # before there is a second thread that imports Flower
@@ -93,7 +94,9 @@ def supernode_command() -> Callable[[], None]:
 
     def pull_and_tell(*given: Any, **named: Any) -> int | None:
         run_id: int | None = pull(*given, **named)
-        if run_id is not None:
+        if run_id is None:
+            idle()
+        else:
             _arrived.set()
         return run_id
 

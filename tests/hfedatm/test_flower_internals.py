@@ -125,6 +125,17 @@ def test_a_node_gets_messages_and_starts_tasks_by_the_functions_that_are_replace
     assert inspect.getsource(run).count("register_signal_handlers(") == 1
 
 
+def test_a_node_without_a_message_is_idle_and_one_with_a_message_is_not(monkeypatch):
+    loop = import_module("flwr.supernode.start_client_internal")
+    pulled, said = [None, 7, None], []
+    monkeypatch.setattr(loop, "_pull_and_store_message", lambda: pulled.pop(0))
+    monkeypatch.setattr(loop, "time", loop.time)
+    monkeypatch.setattr(flower_internals, "_arrived", SimpleNamespace(set=lambda: said.append(7)))
+    flower_internals.supernode_command(idle=lambda: said.append("idle"))
+    assert [loop._pull_and_store_message() for _ in range(3)] == [None, 7, None]
+    assert said == ["idle", 7, "idle"]
+
+
 @pytest.mark.parametrize("shown", [True, False])
 def test_what_a_serverapp_writes_is_shown_if_that_is_wanted(shown, monkeypatch):
     superexec = import_module("flwr.supercore.superexec.run_superexec")
