@@ -151,19 +151,21 @@ def look_sooner_for_parts() -> None:
 # --- A SuperLink in one process ------------------------------------------------------------------
 
 
-def hand_out_until_received() -> None:
-    """Let the SuperLink in this process hand out a message until its node has confirmed it.
+def hand_out_until_answered() -> None:
+    """Let the SuperLink in this process hand out a message until its node has answered it.
 
-    A SuperLink marks a message as delivered before its answer leaves. If the gateway or the
-    connection ends in between, nobody has the message, and the run waits for the reply until its
-    timeout. A node asks for work only when it has none; the parts of a message are there until its
-    node confirms that it has them. So if a node asks and the parts of a message for it are still
-    there, it has not received that message. Flower has no such rule and no hook for one.
+    A SuperLink marks a message as delivered before its answer leaves, and deletes its parts when
+    the node has confirmed them. If the gateway, the connection or the node ends in between, nobody
+    has the message; a node that begins again before the run has noticed its absence lets the run
+    wait until its timeout. Flower has no hook for another rule. Here a message and its parts stay
+    until the reply begins to arrive. A node asks for work only when it has none: if a message for
+    it is still unanswered, it has lost that message, and gets it again.
 
     What was handed out is kept in memory, because a run ends with its SuperLink.
     """
     handlers = import_module("flwr.superlink.servicer.fleet.fleet_handlers")
-    pull = handlers.pull_messages
+    pull, confirm = handlers.pull_messages, handlers.confirm_message_received
+    push = handlers.push_messages
     given: defaultdict[int, dict[str, PullMessagesResponse]] = defaultdict(dict)
 
     def pull_again(request: Any, state: Any, store: Any) -> PullMessagesResponse:
@@ -172,16 +174,36 @@ def hand_out_until_received() -> None:
         for message, before in list(own.items()):
             if not _is_awaited(before, state, store):
                 own.pop(message, None)
+                store.delete(message)
         if not answer.messages_list:
             return next(iter(list(own.values())), answer)
         own[answer.messages_list[0].metadata.message_id] = answer
         return answer
 
+    def confirm_and_keep(request: Any, state: Any, store: Any) -> Any:
+        return confirm(request=request, state=state, store=_Kept())
+
+    def push_and_delete(request: Any, state: Any) -> Any:
+        answer = push(request=request, state=state)
+        message = request.messages_list[0].metadata.reply_to_message_id
+        if given[request.node.node_id].pop(message, None):
+            state.object_store.delete(message)
+        return answer
+
     handlers.__dict__["pull_messages"] = pull_again
+    handlers.__dict__["confirm_message_received"] = confirm_and_keep
+    handlers.__dict__["push_messages"] = push_and_delete
+
+
+class _Kept:
+    """Takes the place of an object store where Flower only deletes a message that was confirmed."""
+
+    def delete(self, _: str) -> None:
+        """Keep it."""
 
 
 def _is_awaited(given: PullMessagesResponse, state: Any, store: Any) -> bool:
-    """Return whether a message has not been received, and its sender still waits for the reply."""
+    """Return whether a message is complete, and its sender still waits for the reply."""
     metadata = given.messages_list[0].metadata
     return (
         metadata.message_id in store
@@ -205,7 +227,7 @@ PULL, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-messages"
 PULL_PART, PUSH_PART = "/v1/fleet/pull-object", "/v1/fleet/push-object"
 """Paths for the parts of a message: Flower moves each array in a separate request."""
 CONFIRM = "/v1/fleet/confirm-message-received"
-"""Path at which a node confirms that it has all parts of a message; the link then deletes them."""
+"""Path at which a node confirms that it has all parts of a message."""
 
 PullMessagesRequest = fleet_pb2.PullMessagesRequest
 """Names the node that asks for messages."""
