@@ -161,7 +161,8 @@ def hand_out_until_answered() -> None:
     until the reply begins to arrive. A node asks for work only when it has none: if a message for
     it is still unanswered, it has lost that message, and gets it again.
 
-    What was handed out is kept in memory, because a run ends with its SuperLink.
+    What was handed out is known to this process alone. A run ends with its SuperLink; if it does
+    not, since its process is elsewhere, what was handed out before follows Flower's rule.
     """
     handlers = import_module("flwr.superlink.servicer.fleet.fleet_handlers")
     pull, confirm = handlers.pull_messages, handlers.confirm_message_received
@@ -181,7 +182,8 @@ def hand_out_until_answered() -> None:
         return answer
 
     def confirm_and_keep(request: Any, state: Any, store: Any) -> Any:
-        return confirm(request=request, state=state, store=_Kept())
+        kept = request.message_object_id in given[request.node.node_id]
+        return confirm(request=request, state=state, store=_Kept() if kept else store)
 
     def push_and_delete(request: Any, state: Any) -> Any:
         answer = push(request=request, state=state)

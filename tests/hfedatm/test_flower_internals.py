@@ -311,6 +311,13 @@ def test_a_message_is_handed_out_again_to_its_own_node_alone(link):
     assert first in link.store
 
 
+def test_what_was_handed_out_before_the_link_began_again_follows_flowers_rule(link):
+    [first] = link.pull(0)
+    flower_internals.hand_out_until_answered()
+    link.confirm(first)
+    assert first not in link.store and link.pull(0) == [link.sent[1]]
+
+
 def test_a_message_that_nobody_waits_for_is_not_handed_out_again(link, monkeypatch):
     """Its sender has given it up, or its time is over."""
     flower_internals.hand_out_until_answered()
