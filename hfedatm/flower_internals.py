@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -79,11 +80,12 @@ _arrived = threading.Event()
 """Set when the SuperNode in this process has got a message; Flower itself has no such event."""
 
 
-def supernode_command() -> Callable[[], None]:
+def supernode_command(idle: Callable[[], None]) -> Callable[[], None]:
     """Return the function behind the command ``flower-supernode``; it reads ``sys.argv``.
 
     The command is public. As a function it shares its process with `start_tasks`, and does not
-    sleep through what happens there: Flower's loop looks for a reply twice a second only.
+    sleep through what happens there: Flower's loop looks for a reply twice a second only. Whenever
+    there was no message for it, it calls ``idle``.
     """
     look_sooner_for_parts()
     import_module("flwr.supernode.main")  # before there is a second thread that imports Flower
@@ -92,7 +94,9 @@ def supernode_command() -> Callable[[], None]:
 
     def pull_and_tell(*given: Any, **named: Any) -> int | None:
         run_id: int | None = pull(*given, **named)
-        if run_id is not None:
+        if run_id is None:
+            idle()
+        else:
             _arrived.set()
         return run_id
 
@@ -144,6 +148,72 @@ def look_sooner_for_parts() -> None:
         function.__kwdefaults__["initial_backoff"] = LOOK_FOR_PART
 
 
+# --- A SuperLink in one process ------------------------------------------------------------------
+
+
+def hand_out_until_answered() -> None:
+    """Let the SuperLink in this process hand out a message until its node has answered it.
+
+    A SuperLink marks a message as delivered before its answer leaves, and deletes its parts when
+    the node has confirmed them. If the gateway, the connection or the node ends in between, nobody
+    has the message; a node that begins again before the run has noticed its absence lets the run
+    wait until its timeout. Flower has no hook for another rule. Here a message and its parts stay
+    until the reply begins to arrive. A node asks for work only when it has none: if a message for
+    it is still unanswered, it has lost that message, and gets it again.
+
+    What was handed out is known to this process alone. A run ends with its SuperLink; if it does
+    not, since its process is elsewhere, what was handed out before follows Flower's rule.
+    """
+    handlers = import_module("flwr.superlink.servicer.fleet.fleet_handlers")
+    pull, confirm = handlers.pull_messages, handlers.confirm_message_received
+    push = handlers.push_messages
+    given: defaultdict[int, dict[str, PullMessagesResponse]] = defaultdict(dict)
+
+    def pull_again(request: Any, state: Any, store: Any) -> PullMessagesResponse:
+        answer: PullMessagesResponse = pull(request=request, state=state, store=store)
+        own = given[request.node.node_id]
+        for message, before in list(own.items()):
+            if not _is_awaited(before, state, store):
+                own.pop(message, None)
+                store.delete(message)
+        if not answer.messages_list:
+            return next(iter(list(own.values())), answer)
+        own[answer.messages_list[0].metadata.message_id] = answer
+        return answer
+
+    def confirm_and_keep(request: Any, state: Any, store: Any) -> Any:
+        kept = request.message_object_id in given[request.node.node_id]
+        return confirm(request=request, state=state, store=_Kept() if kept else store)
+
+    def push_and_delete(request: Any, state: Any) -> Any:
+        answer = push(request=request, state=state)
+        message = request.messages_list[0].metadata.reply_to_message_id
+        if given[request.node.node_id].pop(message, None):
+            state.object_store.delete(message)
+        return answer
+
+    handlers.__dict__["pull_messages"] = pull_again
+    handlers.__dict__["confirm_message_received"] = confirm_and_keep
+    handlers.__dict__["push_messages"] = push_and_delete
+
+
+class _Kept:
+    """Takes the place of an object store where Flower only deletes a message that was confirmed."""
+
+    def delete(self, _: str) -> None:
+        """Keep it."""
+
+
+def _is_awaited(given: PullMessagesResponse, state: Any, store: Any) -> bool:
+    """Return whether a message is complete, and its sender still waits for the reply."""
+    metadata = given.messages_list[0].metadata
+    return (
+        metadata.message_id in store
+        and metadata.created_at + metadata.ttl > time.time()
+        and metadata.message_id in state.get_message_ids_from_run_id(metadata.run_id)
+    )
+
+
 # --- The requests between nodes and a SuperLink --------------------------------------------------
 # A SuperLink checks which node makes a request, not its content, and Flower has no public hook for
 # more. The gateway between the two therefore reads the paths and the messages of requests.
@@ -159,7 +229,7 @@ PULL, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-messages"
 PULL_PART, PUSH_PART = "/v1/fleet/pull-object", "/v1/fleet/push-object"
 """Paths for the parts of a message: Flower moves each array in a separate request."""
 CONFIRM = "/v1/fleet/confirm-message-received"
-"""Path at which a node confirms that it has all parts of a message; the link then deletes them."""
+"""Path at which a node confirms that it has all parts of a message."""
 
 PullMessagesRequest = fleet_pb2.PullMessagesRequest
 """Names the node that asks for messages."""

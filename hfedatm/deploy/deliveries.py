@@ -112,9 +112,10 @@ class Deliveries:
             node.sent += len(pushed.object_content)
 
     def _give(self, node: int, response: PullMessagesResponse) -> None:
-        self._nodes[node] = _Node()
         for message in response.messages_list:
             metadata = message.metadata
+            if node not in self._nodes or self._run_of(node, metadata.message_id) is None:
+                self._nodes[node] = _Node()  # a message that is repeated changes nothing
             self._given.execute(
                 "INSERT OR REPLACE INTO given VALUES (?, ?, ?)",
                 [str(node), metadata.message_id, str(metadata.run_id)],

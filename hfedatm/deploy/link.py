@@ -1,7 +1,8 @@
 """A SuperLink in one process: Flower's own, and a thread that starts a command for every run.
 
-It takes the options of ``flower-superlink``, with the additions of `hfedatm.deploy.serving`. With
-``--isolation process`` a SuperExec elsewhere starts the runs.
+It takes the options of ``flower-superlink``, with the additions of `hfedatm.deploy.serving`, and
+hands a message out again if its node has lost it. With ``--isolation process`` a SuperExec
+elsewhere starts the runs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from importlib.metadata import entry_points
 
 from hfedatm.deploy import serving, tasks
+from hfedatm.flower_internals import hand_out_until_answered
 
 COMMAND = "flower-superlink"
 
@@ -25,6 +27,7 @@ def main() -> None:
     sys.argv = [COMMAND, *sys.argv[1:]]
     run = next(iter(entry_points(group="console_scripts", name=COMMAND))).load()
     serving.prepare()
+    hand_out_until_answered()
     if given.port and not given.isolation:
         tasks.begin(given.port, given.ssl_ca_certfile)
         sys.argv += ["--isolation", "process"]

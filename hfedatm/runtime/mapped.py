@@ -28,8 +28,9 @@ LOST = {
     4: "its reply came too late and was deleted by its SuperLink",
     CUT_OFF: "it is cut off: its SuperLink has had no sign of life from its node for a minute, or "
     "the node has signed off",
+    8: "the process that did its work was killed, or stood still for a minute",
 }
-"""Our words for the errors of a SuperLink, by Flower's code."""
+"""Our words for the errors of a SuperLink or a SuperNode, by Flower's code."""
 
 
 class MappedGrid(StreamingGrid):

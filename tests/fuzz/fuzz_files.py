@@ -14,7 +14,7 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from fuzz_mutations import flip, spoil_json
 from fuzz_targets import Target, trained
 from helpers import run_small
@@ -61,9 +61,8 @@ class Parcels:
         return spoil_file(HONEST, rng)
 
     def check(self, given: bytes) -> str:
-        array = parcel.wrap(RecordDict())
-        array["parcel"]["parcel"].data = given
-        reply = parcel.opened(Message(array, reply_to=Message(RecordDict(), 1, "train")))
+        content = RecordDict({"parcel": ConfigRecord({"parcel": given})})
+        reply = parcel.opened(Message(content, reply_to=Message(RecordDict(), 1, "train")))
         return "dropped" if "failure" in reply.content else "accepted"
 
 

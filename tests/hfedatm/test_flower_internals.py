@@ -125,6 +125,17 @@ def test_a_node_gets_messages_and_starts_tasks_by_the_functions_that_are_replace
     assert inspect.getsource(run).count("register_signal_handlers(") == 1
 
 
+def test_a_node_without_a_message_is_idle_and_one_with_a_message_is_not(monkeypatch):
+    loop = import_module("flwr.supernode.start_client_internal")
+    pulled, said = [None, 7, None], []
+    monkeypatch.setattr(loop, "_pull_and_store_message", lambda: pulled.pop(0))
+    monkeypatch.setattr(loop, "time", loop.time)
+    monkeypatch.setattr(flower_internals, "_arrived", SimpleNamespace(set=lambda: said.append(7)))
+    flower_internals.supernode_command(idle=lambda: said.append("idle"))
+    assert [loop._pull_and_store_message() for _ in range(3)] == [None, 7, None]
+    assert said == ["idle", 7, "idle"]
+
+
 @pytest.mark.parametrize("shown", [True, False])
 def test_what_a_serverapp_writes_is_shown_if_that_is_wanted(shown, monkeypatch):
     superexec = import_module("flwr.supercore.superexec.run_superexec")
@@ -200,6 +211,134 @@ def test_the_other_paths_of_a_node_are_known():
         *("send-node-heartbeat", "pull-messages", "push-messages", "pull-object", "push-object"),
         *("confirm-message-received", "get-run", "get-fab"),
     }
+
+
+@pytest.fixture
+def link(tmp_path, monkeypatch):
+    """A SuperLink's database with a run that has sent two messages to one of two nodes."""
+    handlers = import_module("flwr.superlink.servicer.fleet.fleet_handlers")
+    for name in ("pull_messages", "confirm_message_received", "push_messages"):
+        monkeypatch.setattr(handlers, name, getattr(handlers, name))  # put back afterwards
+    file = str(tmp_path / "link.db")
+    state = (
+        import_module("flwr.server.superlink.linkstate")
+        .LinkStateFactory(
+            file,
+            import_module("flwr.superlink.federation").NoOpFederationManager(),
+            import_module("flwr.supercore.object_store").ObjectStoreFactory(file),
+        )
+        .state()
+    )
+    constants = import_module("flwr.supercore.constant")
+    nodes = [state.create_node("owner", "name", key, 0) for key in (b"one", b"two")]
+    for node in nodes:
+        state.activate_node(node, 30.0)
+    run = state.create_run(
+        "app", "1", "hash", {}, constants.NOOP_FEDERATION_ID, None, "owner", "flwr-serverapp"
+    )
+    inflatable = import_module("flwr.supercore.inflatable.inflatable_object")
+    flower_internals.identify_process(run)
+    try:
+        sent = [Message(RecordDict({"x": ConfigRecord({"a": a})}), nodes[0], "train") for a in "12"]
+        for message in sent:
+            message.metadata.__dict__["_src_node_id"] = flower_internals.SUPERLINK_NODE
+            tree = inflatable.get_object_tree(message)
+            message.metadata.__dict__["_message_id"] = tree.object_id
+            assert state.store_message_ins(message)
+            state.object_store.preregister(run, tree)
+    finally:
+        flower_internals.identify_process()
+
+    store = state.object_store
+    pending = next(task for task in state.get_tasks() if task.run_id == run)
+    assert state.claim_task(pending.task_id) and state.activate_task(pending.task_id)
+
+    def pull(node):
+        request = flower_internals.PullMessagesRequest(node={"node_id": nodes[node]})
+        answer = handlers.pull_messages(request=request, state=state, store=store)
+        return [m.metadata.message_id for m in answer.messages_list]
+
+    def confirm(message):
+        request = flower_internals.ConfirmMessageReceivedRequest(
+            node={"node_id": nodes[0]}, run_id=run, message_object_id=message
+        )
+        handlers.confirm_message_received(request=request, state=state, store=store)
+
+    def push(message, node=0):
+        request = flower_internals.PushMessagesRequest(node={"node_id": nodes[node]})
+        reply = request.messages_list.add()
+        reply.error.code, metadata = 2, reply.metadata
+        metadata.run_id, metadata.reply_to_message_id = run, message
+        metadata.src_node_id, metadata.dst_node_id = nodes[node], flower_internals.SUPERLINK_NODE
+        metadata.message_id, metadata.message_type = f"reply to {message}", "train"
+        request.message_object_trees.add(object_id="0" * 64)
+        handlers.push_messages(request=request, state=state)
+
+    names = [m.metadata.message_id for m in sent]
+    return SimpleNamespace(
+        state=state, store=store, sent=names, pull=pull, confirm=confirm, push=push
+    )
+
+
+def test_flower_hands_a_message_out_once_whether_it_arrives_or_not(link):
+    """If a new version of Flower does better, ours may go."""
+    assert [*link.pull(0), *link.pull(0)] == link.sent
+    assert link.pull(0) == []
+    link.confirm(link.sent[0])
+    assert link.sent[0] not in link.store
+
+
+def test_a_message_is_handed_out_until_its_node_has_answered_it(link):
+    """The gateway ended when the link had marked both as delivered; then the node ended."""
+    flower_internals.hand_out_until_answered()
+    first, second = link.sent
+    assert [*link.pull(0), *link.pull(0)] == [first, second]
+    assert [*link.pull(0), *link.pull(0)] == [first, first]
+    link.confirm(first)
+    assert link.pull(0) == [first] and first in link.store
+    link.push(first)
+    assert first not in link.store
+    assert link.pull(0) == [second]
+    link.push(second)
+    assert link.pull(0) == [] and second not in link.store
+
+
+def test_a_message_is_handed_out_again_to_its_own_node_alone(link):
+    flower_internals.hand_out_until_answered()
+    [first] = link.pull(0)
+    assert link.pull(1) == []
+    link.push(first, node=1)
+    assert first in link.store
+
+
+def test_what_was_handed_out_before_the_link_began_again_follows_flowers_rule(link):
+    [first] = link.pull(0)
+    flower_internals.hand_out_until_answered()
+    link.confirm(first)
+    assert first not in link.store and link.pull(0) == [link.sent[1]]
+
+
+def test_a_message_that_nobody_waits_for_is_not_handed_out_again(link, monkeypatch):
+    """Its sender has given it up, or its time is over."""
+    flower_internals.hand_out_until_answered()
+    first, second = [*link.pull(0), *link.pull(0)]
+    link.state.delete_messages({first})
+    assert link.pull(0) == [second] and first not in link.store
+    later = flower_internals.time.time() + 10**6
+    monkeypatch.setattr(flower_internals, "time", SimpleNamespace(time=lambda: later))
+    assert link.pull(0) == [] and second not in link.store
+
+
+@pytest.mark.parametrize("name", ["pull_messages", "confirm_message_received", "push_messages"])
+def test_a_superlink_answers_nodes_by_the_functions_that_are_replaced(name):
+    router = import_module("flwr.superlink.routers.fleet.router")
+    assert inspect.getsource(router).count(f"fleet_handlers.{name}(") == 1
+
+
+def test_a_confirmed_message_is_only_deleted():
+    handlers = import_module("flwr.superlink.servicer.fleet.fleet_handlers")
+    source = inspect.getsource(handlers.confirm_message_received)
+    assert re.findall(r"\bstore\.(\w+)\(", source) == ["delete"]
 
 
 def test_a_superlink_has_the_number_that_replies_are_for():

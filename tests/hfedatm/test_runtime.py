@@ -109,9 +109,13 @@ class TestMappedGrid:
         [reply] = grid.send_and_receive(to(1), timeout=5)
         assert reply.metadata.src_node_id == 1
         assert reply.error.reason == "node unavailable"
-        cut_off = MappedGrid(FakeLink([-5]), {1: -5}, poll=0.001)
-        [reply] = cut_off.send_and_receive(to(1), timeout=5)
-        assert reply.error.reason.startswith("it is cut off: its SuperLink has had no sign of life")
+        for code, said_of_it in (
+            (5, "it is cut off: its SuperLink has had no sign of life"),
+            (8, "the process that did its work was killed"),
+        ):
+            grid = MappedGrid(FakeLink([-code]), {1: -code}, poll=0.001)
+            [reply] = grid.send_and_receive(to(1), timeout=5)
+            assert reply.error.reason.startswith(said_of_it)
 
     @pytest.mark.parametrize(
         "error", [KeyError("x"), ValueError("head"), RecursionError(), DecodeError("\x1b[2J")]

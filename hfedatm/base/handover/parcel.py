@@ -1,15 +1,16 @@
-"""A message's content as one array.
+"""A message's content as one value.
 
 Flower moves every array of a message in separate requests, from process to process, and a SuperLink
-spends tens of milliseconds on each. A deployed tier therefore sends one array that holds the whole
-content, a parcel, and a node answers a parcel with a parcel.
+spends tens of milliseconds on each. A deployed tier therefore sends one value that holds the whole
+content, a parcel, and a node answers a parcel with a parcel. An array takes three requests, a byte
+string one; only arrays are cut into pieces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from hfedatm.base.answering import failure, reply_with_failure
 from hfedatm.base.handover import recordfile
@@ -17,6 +18,8 @@ from hfedatm.base.handover import recordfile
 _KEY = "parcel"
 # A larger message needs many requests in any case, and a copy of it takes much memory.
 MAX_BYTES = 128 * 2**20
+# A larger byte string would be one large request; Flower's own pieces have 5 MiB.
+MAX_STRING = 2 * 2**20
 
 
 class BadParcel(ValueError):
@@ -24,10 +27,12 @@ class BadParcel(ValueError):
 
 
 def wrap(content: RecordDict) -> RecordDict:
-    """Return content that carries ``content`` as one array; large content stays as it is."""
+    """Return content that carries ``content`` as one value; large content stays as it is."""
     if recordfile.content_bytes(content) > MAX_BYTES:
         return content
     data = recordfile.to_bytes(content)
+    if len(data) <= MAX_STRING:
+        return RecordDict({_KEY: ConfigRecord({_KEY: data})})
     return RecordDict({_KEY: ArrayRecord({_KEY: Array("uint8", (len(data),), _KEY, data)})})
 
 
@@ -39,7 +44,8 @@ def is_wrapped(content: RecordDict) -> bool:
 def unwrap(content: RecordDict) -> RecordDict:
     """Return the content of a parcel."""
     try:
-        return recordfile.from_bytes(content[_KEY][_KEY].data)  # type: ignore[union-attr]
+        held = content[_KEY][_KEY]
+        return recordfile.from_bytes(held.data if isinstance(held, Array) else held)  # type: ignore[arg-type]
     except Exception as error:  # a hostile or broken node may send anything
         raise BadParcel(f"the message cannot be read: {error}") from error
 

@@ -32,12 +32,22 @@ def message(given):
     return made
 
 
-def test_everything_comes_back():
-    assert parcel.unwrap(parcel.wrap(content())) == content()
+@pytest.fixture(params=["string", "array"])
+def wrap(request, monkeypatch):
+    """Put content into a parcel of both kinds."""
+    if request.param == "array":
+        monkeypatch.setattr(parcel, "MAX_STRING", 0)
+    return parcel.wrap
 
 
-def test_flower_has_few_objects_to_move():
+def test_everything_comes_back(wrap):
+    assert parcel.unwrap(wrap(content())) == content()
+
+
+def test_flower_has_few_objects_to_move(monkeypatch):
     assert len(get_all_nested_objects(message(content()))) > 40
+    assert len(get_all_nested_objects(message(parcel.wrap(content())))) == 3
+    monkeypatch.setattr(parcel, "MAX_STRING", 0)
     assert len(get_all_nested_objects(message(parcel.wrap(content())))) == 5
 
 
@@ -47,12 +57,12 @@ def test_large_content_stays_as_it_is(monkeypatch):
     assert parcel.wrap(large) is large
 
 
-def test_who_is_asked_by_parcel_answers_so():
+def test_who_is_asked_by_parcel_answers_so(wrap):
     def work(asked, context):
         assert asked.content == content()
         return Message(content(3), reply_to=asked)
 
-    reply = parcel.by_parcel(message(parcel.wrap(content())), None, work)
+    reply = parcel.by_parcel(message(wrap(content())), None, work)
     assert parcel.is_wrapped(reply.content)
     assert parcel.opened(reply).content == content(3)
 
@@ -71,6 +81,9 @@ def test_who_is_asked_without_answers_without():
         RecordDict({"parcel": ArrayRecord({"parcel": Array("uint8", (3,), "parcel", b"abc")})}),
         RecordDict({"parcel": ArrayRecord()}),
         RecordDict({"parcel": ConfigRecord({"parcel": "text"})}),
+        RecordDict({"parcel": ConfigRecord({"parcel": b"abc"})}),
+        RecordDict({"parcel": ConfigRecord({"parcel": [b"abc"]})}),
+        RecordDict({"parcel": ConfigRecord({"parcel": 10**12})}),
     ],
 )
 def test_a_reply_that_cannot_be_read_is_a_failure_of_its_node(given):
@@ -81,7 +94,6 @@ def test_a_reply_that_cannot_be_read_is_a_failure_of_its_node(given):
 
 def test_a_request_that_cannot_be_read_is_answered_with_the_reason():
     damaged = parcel.wrap(content())
-    array = damaged["parcel"]["parcel"]
-    array.data = array.data[:-30]
+    damaged["parcel"]["parcel"] = damaged["parcel"]["parcel"][:-30]
     reply = parcel.by_parcel(message(damaged), None, lambda asked, _: pytest.fail("it was read"))
     assert "the message cannot be read" in reply.content["failure"]["reason"]

@@ -125,6 +125,18 @@ def test_a_reply_has_room_in_proportion_to_the_message(known, monkeypatch):
         known.check(PUSH_PART, part("b", size=150))
 
 
+def test_a_message_that_is_given_again_changes_nothing(known, monkeypatch):
+    """An old connection of the node may get it while the node already sends its reply."""
+    monkeypatch.setattr(deliveries, "MOST_ALWAYS", 0)
+    pull = PullObjectRequest(node=Node(node_id=CLIENT)).SerializeToString()
+    known.passed(PULL_PART, pull, b"x" * 10)
+    known.passed(PUSH, reply(), b"")
+    give(known, CLIENT, "task")
+    known.check(PUSH_PART, part("a", size=160))
+    with pytest.raises(Refused, match="not part of its reply"):
+        known.check(PUSH_PART, part("c"))
+
+
 def test_what_the_link_did_not_grant_changes_nothing(known):
     """Who makes a request is known only after the link has verified it."""
     known.passed(PUSH, reply(), b"")
