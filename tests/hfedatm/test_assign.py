@@ -24,6 +24,30 @@ def uneven(data_dir: str | None = None) -> DomainData:
 UNEVEN = {**SMALL, "dataset": "test_assign:uneven"}
 
 
+def alternating(data_dir: str | None = None) -> DomainData:
+    """Return four domains that lack class 0 and class 1 in turn, and one to test on."""
+    data = tiny_data()
+    whole = data.domains["a"]
+    kept = {
+        name: whole.subset((whole.targets != left).nonzero().flatten())
+        for name, left in zip("abcde", (0, 1, 0, 1, 9), strict=True)
+    }
+    return DomainData(data.spec, kept)
+
+
+def test_classes_count_and_not_domains(hfedatm):
+    """Dealt out by domain, both clients of a station would lack one class."""
+    given = {**SMALL, "dataset": "test_assign:alternating", "target-domain": "e"}
+    worst = {}
+    for mode in ("mixed", "eara"):
+        place = {**given, "station-assignment": mode}
+        done = hfedatm("topology", *(f"{k}={v}" for k, v in place.items()), "--json")
+        assert done.exit_code == 0, done.output
+        found = json.loads(done.stdout)["stations"]
+        worst[mode] = max(station["divergence"] for station in found)
+    assert worst["eara"] < 0.1 < worst["mixed"]
+
+
 def test_a_run_gives_every_station_even_classes(hfedatm, tmp_path):
     found = {}
     for mode in ("domain", "eara"):
