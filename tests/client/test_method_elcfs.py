@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hfedatm.runtime.local as local
-from client_app.methods.elcfs import MOST_TIMES, ELCFS, interpolated, low_amplitudes
+from client_app.methods.elcfs import ELCFS, MOST_TIMES, interpolated, low_amplitudes
 from hfedatm.base.building import build_method, build_model
 from hfedatm.base.errors import UserError
 from hfedatm.base.records import record_to_state, state_to_record

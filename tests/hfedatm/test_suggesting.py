@@ -84,7 +84,13 @@ def test_a_client_that_does_not_answer_is_left_out_by_name(tmp_path, monkeypatch
         lambda table: table.float(),
         lambda table: table[:, :-1],
     ],
-    ids=["negative", "negative with the same total", "another total", "no whole numbers", "too few classes"],
+    ids=[
+        "negative",
+        "negative with the same total",
+        "another total",
+        "no whole numbers",
+        "too few classes",
+    ],
 )
 def test_counts_that_cannot_be_true_cost_that_client_only(tmp_path, monkeypatch, spoil):
     def lie(message, reply):

@@ -17,11 +17,13 @@ from helpers import (
 import hfedatm.runtime.local as local
 from hfedatm.base.building import build_method, build_model, build_rule
 from hfedatm.base.errors import UserError
+from hfedatm.base.index_maps import RECORD, StationMaps
 from hfedatm.base.records import Task, record_to_state, state_to_record
 from hfedatm.base.results import RunFolder
 from hfedatm.base.station_fits import station_fits
 from hfedatm.base.station_models import parse_station_models, settings_of
 from hfedatm_core import Update, collect_grams, merge_apart
+from hfedatm_core.channels.index_maps import IndexMap
 from hfedatm_core.resizing.plans import Plan
 from server_app.shapes import StationShapes
 from station_app import station as station_module
@@ -148,6 +150,18 @@ def test_the_first_model_does_what_a_shallow_station_can_compute():
     inputs = torch.rand(5, 1, 8, 8)
     with torch.no_grad():
         torch.testing.assert_close(model.eval()(inputs), shallow.eval()(inputs))
+
+
+def test_what_nodes_keep_is_given_up_when_channels_of_another_shape_moved():
+    """A map of the global model's channels does not fit, and the old order would be wrong."""
+    shapes, model = shapes_of(station_models=WIDTHS)
+    order = torch.arange(16).roll(1)
+    maps = StationMaps({2: IndexMap({("4.weight", 0): order}), 5: IndexMap({("4.bias", 0): order})})
+    given = {"model": state_to_record(model.state_dict()), RECORD: maps.to_record()}
+    sent = shapes.records(0, given, "train", layers=False, apart=False)
+    found = StationMaps.from_arrays(record_to_state(sent[RECORD]))
+    assert not found.rounds and found.forgotten == 5
+    assert "4.weight" in record_to_state(sent["model"])
 
 
 # --- starts of their own

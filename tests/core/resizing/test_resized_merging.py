@@ -132,6 +132,23 @@ def test_channels_without_a_partner_are_the_references():
     assert not torch.equal(filled["0.weight"][~alone], reference["0.weight"][~alone])
 
 
+def test_such_channels_do_not_pull_the_merge_towards_zero():
+    small, large = arch(plain([3, 4], 5)), arch(plain([9, 9], 9))
+    updates = {
+        "wide": Update(drawn(large, 1), name="wide"),
+        "narrow": Update(drawn(small, 2), name="narrow"),
+    }
+    fits = fits_of(large, {"wide": large, "narrow": small})
+    done = merge_resized(
+        updates.__getitem__, fits, lambda u: merge(u, fot=False, regmean=False), leave=0.0
+    )
+    alone = done.fits["narrow"].plans["0"].empty
+    assert int(alone.sum()) == 6
+    merged, wide = (s["0.weight"] for s in (done.merged.state, updates["wide"].state))
+    torch.testing.assert_close(merged[alone], wide[alone])
+    assert not torch.allclose(merged[~alone], wide[~alone])
+
+
 # --- votes
 
 
