@@ -15,6 +15,7 @@ from helpers import (
 )
 
 import hfedatm.runtime.local as local
+from hfedatm.base.admission import Admission
 from hfedatm.base.building import build_method, build_model, build_rule
 from hfedatm.base.errors import UserError
 from hfedatm.base.index_maps import RECORD, StationMaps
@@ -89,6 +90,48 @@ def test_stations_of_different_depth_train_together(tmp_path, seen):
     assert float(last_model(folder)["1.1.bn2.weight"].abs().sum()) > 0  # it began as the identity
     again = run_small(tmp_path, "again", station_models=shallow, **target, gram_layers="all")
     assert_same_model(folder, again)
+
+
+@pytest.fixture
+def admitted(monkeypatch):
+    """Note what the server admits, and the model that it had sent."""
+    notes, add = {}, Admission.add
+
+    def noted(self, update):
+        if update.name.startswith("station"):
+            notes[update.name] = update, self._updates.start
+        add(self, update)
+
+    monkeypatch.setattr(Admission, "add", noted)
+    return notes
+
+
+def test_a_narrow_stations_move_is_brought_up_and_not_its_network(tmp_path, admitted):
+    """Channels that the station saw joined move alike, and stay different."""
+    run_small(tmp_path, station_models=NARROW, rounds=1)
+    fit = shapes_of(station_models=NARROW)[0]._fits[0].fit
+    update, start = admitted["station 0"]
+    (plan,) = (p for p in fit.plans.values() if p.sizes == (16, 8))
+    one, other = plan.mass[:, 0].nonzero().flatten().tolist()
+    weight, before = update.state["4.weight"], start["4.weight"]
+    assert float((weight[one] - weight[other]).abs().max()) > 1e-2
+    torch.testing.assert_close(weight[one] - before[one], weight[other] - before[other])
+    assert float((weight[one] - before[one]).abs().max()) > 1e-3
+    assert update.grams["6"].dim == 16  # brought up, too
+
+
+def test_a_shallow_station_has_no_vote_on_a_block_that_it_lacks(tmp_path, admitted):
+    target = {"model": "unlike_nets:residual_model", "model_params": "blocks=2"}
+    shallow = "0=unlike_nets:residual_model(blocks=1)"
+    run_small(tmp_path, station_models=shallow, **target, rounds=1, server_rule="avg")
+    (update, start), (whole, _) = admitted["station 0"], admitted["station 1"]
+    block = {name for name in start if name.startswith("1.1.")}
+    assert update.absent == block and not whole.absent
+    assert all(torch.equal(update.state[name], start[name]) for name in block)
+    merged = last_model(tmp_path / "run")
+    for name in block:
+        torch.testing.assert_close(merged[name], whole.state[name])
+    assert not torch.allclose(merged["0.0.weight"], whole.state["0.0.weight"])
 
 
 def test_stations_with_the_targets_own_model_change_nothing(tmp_path):
