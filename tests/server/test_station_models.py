@@ -285,6 +285,28 @@ def test_stations_with_starts_of_their_own_meet_and_train_on(tmp_path, seen):
     assert_same_model(folder, again)
 
 
+def test_the_plans_that_transport_found_are_used_from_then_on(tmp_path, monkeypatch):
+    """A station gets the model on the way on which its network came, not by joined neighbours."""
+    asked, ask = [], StationShapes.records
+
+    def noted(self, station, records, kind, *rest):
+        found = ask(self, station, records, kind, *rest)
+        if station == 0 and kind == "train":
+            asked.append((self._fits[0].fit, records["model"], found["model"]))
+        return found
+
+    monkeypatch.setattr(StationShapes, "records", noted)
+    run_small(tmp_path, **OWN | {"rounds": 2, "local_epochs": 2})
+    (before, _, _), (fit, whole, own) = asked
+    moved = [g for g, plan in fit.plans.items() if not torch.equal(plan.mass, before.plans[g].mass)]
+    assert moved
+    expected = before.with_plans(fit.plans).down(record_to_state(whole))
+    neighbours = before.down(record_to_state(whole))
+    found = record_to_state(own)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert any(not torch.allclose(found[name], value) for name, value in neighbours.items())
+
+
 def test_a_resumed_run_keeps_the_plans_that_transport_found(tmp_path):
     given = OWN | {"schedule": "constant", "local_epochs": 2}
     whole = run_small(tmp_path, "whole", **given)
