@@ -17,6 +17,7 @@ from helpers import (
     log_lines,
     run_small,
     small_settings,
+    tiny_data,
 )
 from rich.console import Console
 
@@ -31,6 +32,7 @@ from hfedatm.report.page import render
 from hfedatm.runs import read_run
 from hfedatm.runtime.opening import check
 from hfedatm_core import Merged, Update, merge
+from hfedatm_core.data import DomainData
 from server_app.rules.hfedatm import HFedATM
 from server_app.strategy import HFedATMStrategy
 
@@ -173,15 +175,27 @@ def test_a_round_counts_the_stations_of_every_level(tmp_path):
     assert any("2x1x2x1" in line for line in lines)
 
 
+def uneven(data_dir: str | None = None) -> DomainData:
+    """Return tiny data with few examples of domain b."""
+    data = tiny_data()
+    few = data.domains["b"].subset(torch.arange(len(data.domains["b"]) // 4))
+    return DomainData(data.spec, {**data.domains, "b": few})
+
+
+UNEVEN = {"dataset": "test_tiers:uneven", "station_assignment": "mixed"}
+"""Siblings hold different numbers of examples."""
+
+
 def test_shared_arrays_are_averaged_through_all_levels(tmp_path):
-    given = {**FREE, **ONCE, "client_method": "fediir", "server_rule": "avg"}
+    given = {**FREE, **ONCE, **UNEVEN, "client_method": "fediir", "server_rule": "avg"}
+    given |= {"client_params": "gamma=5"}
     flat = run_small(tmp_path, "flat", stations=4, clients_per_station=1, **given)
     assert close(flat, run_tree(tmp_path, "deep", "2x2x1", **given))
 
 
 def test_a_second_look_goes_through_all_levels(tmp_path):
     look = {"model": "test_second_look:norm_net", "rule_params": "second_look=always,look_passes=2"}
-    given = {**FREE, **ONCE, **look}
+    given = {**FREE, **ONCE, **UNEVEN, **look, "gram_min_rows": 1}
     flat = run_small(
         tmp_path, "flat", stations=4, clients_per_station=1, reference="previous", **given
     )
