@@ -357,7 +357,7 @@ def main() -> None:
             entries += measure(*wanted, seed, given.data_dir)
             if given.json:
                 given.json.write_text("".join(json.dumps(e) + "\n" for e in entries))
-    show(entries)
+    show([e for e in entries if e["seed"] in given.seeds])
 
 
 if __name__ == "__main__":

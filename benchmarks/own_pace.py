@@ -27,14 +27,15 @@ TRAINING: dict[str, Any] = {
     "batch-size": 32, "schedule": "constant", "validation-fraction": 0, "diagnostics": False,
     "device": "cpu",
 }  # fmt: skip
-RUNS: dict[str, tuple[str, int]] = {  # name -> options of the rule, number of merges
-    "wait for all 4": ("buffer=4", 25),
-    "merge when 3 have answered": ("buffer=3", 259),
-    "the first 3, never the slow one": ("buffer=3,max_staleness=0", 250),
-    "merge when 1 has answered": ("buffer=1", 775),
+RUNS: dict[str, tuple[str, int, dict[str, Any]]] = {  # options of the rule, merges, settings
+    "wait for all 4": ("buffer=4", 25, {}),
+    "merge when 3 have answered": ("buffer=3", 259, {}),
+    "the same, no bounds on updates": ("buffer=3", 259, {"bound-factor": 0.0}),
+    "the first 3, never the slow one": ("buffer=3,max_staleness=0", 250, {}),
+    "merge when 1 has answered": ("buffer=1", 775, {}),
 }
 LEVELS = (0.5, 0.6, 0.7)
-LOOKS = ("#64748b", "#0f766e", "#b45309", "#7c3aed")
+LOOKS = ("#64748b", "#0f766e", "#2563eb", "#b45309", "#7c3aed")
 
 
 def measure(seed: int) -> None:
@@ -44,13 +45,13 @@ def measure(seed: int) -> None:
     path = ASSETS / f"own-pace-{seed}.json"
     known = json.loads(path.read_text()) if path.is_file() else {}
     found: dict[str, list[tuple[float, float]]] = known
-    for name, (options, rounds) in RUNS.items():
+    for name, (options, rounds, more) in RUNS.items():
         if name in found:
             continue
         with tempfile.TemporaryDirectory() as folder:
             os.environ["HFEDATM_STATE"] = f"{folder}/state"
             params = f"{options},station_seconds={SECONDS}"
-            own = {"seed": seed, "rounds": rounds, "output": folder, "run-name": "run"}
+            own = {"seed": seed, "rounds": rounds, "output": folder, "run-name": "run", **more}
             run_locally({**TRAINING, **own, "rule-params": params})
             found[name] = [
                 (float((line.metrics or {})["clock"]), line.unseen_accuracy or 0.0)
@@ -75,7 +76,7 @@ def draw() -> None:
     head = "".join(f" {100 * level:.0f} % after |" for level in LEVELS)
     print(f"| the server | merges |{head} at 30 | at 250 |")
     print("|---|---|" + "---|" * (len(LEVELS) + 2))
-    for (name, (_, rounds)), colour in zip(RUNS.items(), LOOKS, strict=True):
+    for (name, (_, rounds, _)), colour in zip(RUNS.items(), LOOKS, strict=True):
         curves = [seed[name] for seed in seeds if name in seed]
         for number, curve in enumerate(curves):
             label = name if number == 0 else None

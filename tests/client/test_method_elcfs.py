@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hfedatm.runtime.local as local
-from client_app.methods.elcfs import ELCFS, interpolated, low_amplitudes
+from client_app.methods.elcfs import ELCFS, MOST_TIMES, interpolated, low_amplitudes
 from hfedatm.base.building import build_method, build_model
 from hfedatm.base.errors import UserError
 from hfedatm.base.records import record_to_state, state_to_record
@@ -134,6 +134,22 @@ def test_the_loss_is_the_mean_of_both_losses():
     loss = torch.nn.functional.cross_entropy
     assert torch.allclose(found, (loss(model(inputs), targets) + loss(model(changed), targets)) / 2)
     assert not torch.allclose(changed, inputs)
+
+
+def test_amplitudes_of_others_are_not_negative_and_not_huge():
+    ((inputs, targets),) = tiny_batches(1)
+    model, shape = tiny_net(SPEC), low_amplitudes(inputs, 0.1).shape[1:]
+    most = MOST_TIMES * float(low_amplitudes(inputs, 0.1).amax())
+
+    def loss(value):
+        one = method(0, clients=2)
+        bank = torch.full((2, 4, *shape), value)
+        one.begin(model, {"bank": bank, "present": torch.ones(2)}, {})
+        torch.manual_seed(3)
+        return float(one.loss(model, inputs, targets).detach())
+
+    assert loss(-1e9) == loss(float("nan")) == loss(float("inf")) == loss(0.0)
+    assert loss(1e30) == loss(most) != loss(most / 2)
 
 
 def test_a_run_exchanges_amplitudes_and_says_so(tmp_path):

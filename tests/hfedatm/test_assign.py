@@ -24,6 +24,31 @@ def uneven(data_dir: str | None = None) -> DomainData:
 UNEVEN = {**SMALL, "dataset": "test_assign:uneven"}
 
 
+def lacking(data_dir: str | None = None, classes: str = "2121") -> DomainData:
+    """Return four domains that each lack one of these classes, and one to test on."""
+    data = tiny_data()
+    whole = data.domains["a"]
+    kept = {
+        name: whole.subset((whole.targets != left).nonzero().flatten())
+        for name, left in zip("abcde", (*map(int, str(classes)), 9), strict=True)
+    }
+    return DomainData(data.spec, kept)
+
+
+@pytest.mark.parametrize(("classes", "other"), [("2121", "mixed"), ("2211", "domain")])
+def test_classes_count_and_not_domains(hfedatm, classes, other):
+    """In the other order both clients of a station lack one class."""
+    given = {**SMALL, "dataset": "test_assign:lacking", "target-domain": "e"}
+    worst = {}
+    for mode in (other, "eara"):
+        place = {**given, "station-assignment": mode, "dataset-params": f"classes={classes}"}
+        done = hfedatm("topology", *(f"{k}={v}" for k, v in place.items()), "--json")
+        assert done.exit_code == 0, done.output
+        found = json.loads(done.stdout)["stations"]
+        worst[mode] = max(station["divergence"] for station in found)
+    assert worst["eara"] < 0.1 < worst[other]
+
+
 def test_a_run_gives_every_station_even_classes(hfedatm, tmp_path):
     found = {}
     for mode in ("domain", "eara"):

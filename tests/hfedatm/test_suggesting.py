@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers import (
     Saboteur,
+    ask_client,
     log_lines,
     run_small,
     small_settings,
@@ -78,11 +79,18 @@ def test_a_client_that_does_not_answer_is_left_out_by_name(tmp_path, monkeypatch
     "spoil",
     [
         lambda table: table - table.max() - 1,
+        lambda table: table + 1000 * torch.tensor([1, -1] + [0] * (table.shape[1] - 2)),
         lambda table: table + 1,
         lambda table: table.float(),
         lambda table: table[:, :-1],
     ],
-    ids=["negative", "another total", "no whole numbers", "too few classes"],
+    ids=[
+        "negative",
+        "negative with the same total",
+        "another total",
+        "no whole numbers",
+        "too few classes",
+    ],
 )
 def test_counts_that_cannot_be_true_cost_that_client_only(tmp_path, monkeypatch, spoil):
     def lie(message, reply):
@@ -110,6 +118,9 @@ def test_an_owner_who_does_not_allow_class_counts_is_not_asked_in_vain():
         asked(privacy=given | {"least-mechanism": "example"})
     with pytest.raises(PolicyRefusal, match=r"secure-sum\.required"):
         asked(privacy=given, **{"secure-sum": {"required": True}})
+    settings = settings.model_copy(update={"secure_aggregation": True})
+    with pytest.raises(PolicyRefusal, match=r"station-assignment.*secure-sum\.required"):
+        asked(privacy=given, **{"secure-sum": {"required": True}})
 
 
 @pytest.mark.parametrize(
@@ -122,6 +133,12 @@ def test_an_owner_who_does_not_allow_class_counts_is_not_asked_in_vain():
 def test_runs_that_may_not_ask_are_refused(tmp_path, given, words):
     with pytest.raises(UserError, match=words):
         run_small(tmp_path, **GIVEN | given)
+
+
+def test_a_client_does_not_rely_on_the_server_to_refuse_such_a_run():
+    assert COUNTS in ask_client(small_settings(**GIVEN), 0, None, "train.count")
+    said = ask_client(small_settings(**GIVEN, secure_aggregation=True), 0, None, "train.count")
+    assert COUNTS not in said and "exact class counts" in said["failure"]["reason"]
 
 
 def test_the_command_asks_or_reads_a_file(hfedatm, tmp_path):

@@ -96,15 +96,20 @@ class Clients:
 
     def hear(self, replies):
         usable = (reply for reply in replies if not reply.has_error())
-        return {r.metadata.src_node_id: Update(record_to_state(r.content["model"])) for r in usable}
+        return {
+            r.metadata.src_node_id: Update(
+                record_to_state(r.content["model"]),
+                metrics={"seconds": 10.0 * r.metadata.src_node_id},
+            )
+            for r in usable
+        }
 
 
-def ring(clients, times, **options):
+def ring(clients, times, station=None, **options):
     """Return the last model of every client, None for one that failed."""
-    rule = FedHiSyn(**options)
-    station = RingStation(rule)
+    station = station or RingStation(FedHiSyn(**options))
     chosen = small_settings(**RULE)
-    station.begin(Task("train", chosen, 1), {}, {}, {})
+    station.begin(Task("train", chosen, 1), {}, {}, {"seconds.7": torch.tensor(7.0)})
     station.times = lambda asked: {c: times[c] for c in asked}
     task = Task("train", chosen, 1, station_round=1)
     messages = [
@@ -140,6 +145,17 @@ def test_models_go_around_the_ring_of_fast_clients_while_the_slow_one_trains():
     # All trained the station's model first, client 9 included: it works while the others hop.
     assert clients.pushed == [[1, 2, 3, 9], [1, 2, 3], [1, 2, 3]]
     assert clients.sent[-1][0] == 9  # and is waited for last
+
+
+def test_the_times_of_a_round_are_kept_for_the_next():
+    """Also of a client that does not hop, and of one that was away before."""
+    station = RingStation(FedHiSyn(groups=2, speeds="measured"))
+    ring(Clients(fails={(3, 0)}), {1: 1.0, 2: 1.1, 3: 1.2, 9: 4.0}, station)
+    kept = {name: float(seconds) for name, seconds in station.remember().items()}
+    assert kept == {"seconds.1": 10, "seconds.2": 20, "seconds.9": 90, "seconds.7": 7}
+    simulated = RingStation(FedHiSyn(groups=2, speeds="simulated"))
+    ring(Clients(), {1: 1.0, 9: 4.0}, simulated)
+    assert simulated.remember() == {}
 
 
 def test_ahead_bounds_the_hops():

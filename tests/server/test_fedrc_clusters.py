@@ -105,6 +105,31 @@ def test_the_gradient_of_a_model_is_that_of_its_share_of_the_examples():
     assert float(model.shares.sum()) == pytest.approx(1.0, rel=1e-5)
 
 
+def test_examples_belong_to_clusters_by_the_received_models_whatever_is_trained_since():
+    """In evaluation mode: neither dropout nor the statistics of a batch decide."""
+    method = Clustered(FedAvg())
+    method.clusters = 2
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Flatten(),
+        torch.nn.BatchNorm1d(64),
+        torch.nn.Dropout(0.5),
+        torch.nn.Linear(64, SPEC.num_classes),
+    )
+    model = method.adapt(net).train()
+    ((inputs, targets),) = tiny_batches(1)
+    method.begin(model, {}, {})
+    found = []
+    for _ in range(2):
+        before = method._sums.clone()
+        method.loss(model, inputs, targets)
+        found.append(method._sums - before)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn_like(p))
+    assert torch.equal(*found)
+
+
 def test_the_published_network_is_the_mixture_of_the_clusters():
     _, model = clustered(3)
     model.shares.copy_(torch.tensor([[0.2, 0.1, 0.1], [0.1, 0.1, 0.1], [0.1, 0.1, 0.1]]))

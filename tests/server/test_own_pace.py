@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from helpers import SMALL, assert_same_model, failures_of, lines_of, run_small
 from hypothesis import given
 from hypothesis import strategies as st
@@ -172,6 +172,23 @@ def test_in_real_time_a_silent_station_costs_itself_only():
     replies = {r.metadata.src_node_id: r for r in grid.send_and_receive(asked, timeout=0.3)}
     assert replies[0].has_error() and "no reply within 0.3 s" in replies[0].error.reason
     assert not replies[1].has_error() and not flights.at_work
+
+
+def test_a_reply_without_an_update_does_not_end_the_wait():
+    def work(grid, content: RecordDict) -> RecordDict:
+        if grid == "raises":
+            raise RuntimeError("broken")
+        return RecordDict({"failure": ConfigRecord()} if grid == "fails" else {})
+
+    names = {0: "fails", 1: "raises", 2: "answers", 3: "too slow"}
+    inner = LocalStationsGrid(work, names)  # type: ignore[arg-type]
+    flights = Flights(most_late=5)
+    grid = PacedGrid(inner, flights, buffer=1, durations=(1.0, 2.0, 3.0, 4.0))
+    flights.begin_round(1)
+    flights.waiting = True
+    asked = [Message(RecordDict(), station, "train") for station in names]
+    heard = [r.metadata.src_node_id for r in grid.send_and_receive(asked, timeout=5)]
+    assert heard == [0, 1, 2] and list(flights.at_work) == [3] and flights.clock == 3.0
 
 
 def test_the_server_keeps_no_more_models_than_updates_may_be_late():

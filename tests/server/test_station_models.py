@@ -15,13 +15,16 @@ from helpers import (
 )
 
 import hfedatm.runtime.local as local
+from hfedatm.base.admission import Admission
 from hfedatm.base.building import build_method, build_model, build_rule
 from hfedatm.base.errors import UserError
+from hfedatm.base.index_maps import RECORD, StationMaps
 from hfedatm.base.records import Task, record_to_state, state_to_record
 from hfedatm.base.results import RunFolder
 from hfedatm.base.station_fits import station_fits
 from hfedatm.base.station_models import parse_station_models, settings_of
 from hfedatm_core import Update, collect_grams, merge_apart
+from hfedatm_core.channels.index_maps import IndexMap
 from hfedatm_core.resizing.plans import Plan
 from server_app.shapes import StationShapes
 from station_app import station as station_module
@@ -89,6 +92,48 @@ def test_stations_of_different_depth_train_together(tmp_path, seen):
     assert_same_model(folder, again)
 
 
+@pytest.fixture
+def admitted(monkeypatch):
+    """Note what the server admits, and the model that it had sent."""
+    notes, add = {}, Admission.add
+
+    def noted(self, update):
+        if update.name.startswith("station"):
+            notes[update.name] = update, self._updates.start
+        add(self, update)
+
+    monkeypatch.setattr(Admission, "add", noted)
+    return notes
+
+
+def test_a_narrow_stations_move_is_brought_up_and_not_its_network(tmp_path, admitted):
+    """Channels that the station saw joined move alike, and stay different."""
+    run_small(tmp_path, station_models=NARROW, rounds=1)
+    fit = shapes_of(station_models=NARROW)[0]._fits[0].fit
+    update, start = admitted["station 0"]
+    (plan,) = (p for p in fit.plans.values() if p.sizes == (16, 8))
+    one, other = plan.mass[:, 0].nonzero().flatten().tolist()
+    weight, before = update.state["4.weight"], start["4.weight"]
+    assert float((weight[one] - weight[other]).abs().max()) > 1e-2
+    torch.testing.assert_close(weight[one] - before[one], weight[other] - before[other])
+    assert float((weight[one] - before[one]).abs().max()) > 1e-3
+    assert update.grams["6"].dim == 16  # brought up, too
+
+
+def test_a_shallow_station_has_no_vote_on_a_block_that_it_lacks(tmp_path, admitted):
+    target = {"model": "unlike_nets:residual_model", "model_params": "blocks=2"}
+    shallow = "0=unlike_nets:residual_model(blocks=1)"
+    run_small(tmp_path, station_models=shallow, **target, rounds=1, server_rule="avg")
+    (update, start), (whole, _) = admitted["station 0"], admitted["station 1"]
+    block = {name for name in start if name.startswith("1.1.")}
+    assert update.absent == block and not whole.absent
+    assert all(torch.equal(update.state[name], start[name]) for name in block)
+    merged = last_model(tmp_path / "run")
+    for name in block:
+        torch.testing.assert_close(merged[name], whole.state[name])
+    assert not torch.allclose(merged["0.0.weight"], whole.state["0.0.weight"])
+
+
 def test_stations_with_the_targets_own_model_change_nothing(tmp_path):
     plain = run_small(tmp_path, "plain", rounds=1)
     named = run_small(tmp_path, "named", rounds=1, station_models="0-1=helpers:tiny_net(width=16)")
@@ -148,6 +193,18 @@ def test_the_first_model_does_what_a_shallow_station_can_compute():
     inputs = torch.rand(5, 1, 8, 8)
     with torch.no_grad():
         torch.testing.assert_close(model.eval()(inputs), shallow.eval()(inputs))
+
+
+def test_what_nodes_keep_is_given_up_when_channels_of_another_shape_moved():
+    """A map of the global model's channels does not fit, and the old order would be wrong."""
+    shapes, model = shapes_of(station_models=WIDTHS)
+    order = torch.arange(16).roll(1)
+    maps = StationMaps({2: IndexMap({("4.weight", 0): order}), 5: IndexMap({("4.bias", 0): order})})
+    given = {"model": state_to_record(model.state_dict()), RECORD: maps.to_record()}
+    sent = shapes.records(0, given, "train", layers=False, apart=False)
+    found = StationMaps.from_arrays(record_to_state(sent[RECORD]))
+    assert not found.rounds and found.forgotten == 5
+    assert "4.weight" in record_to_state(sent["model"])
 
 
 # --- starts of their own
@@ -226,6 +283,28 @@ def test_stations_with_starts_of_their_own_meet_and_train_on(tmp_path, seen):
     assert lines[-1]["source"]["accuracy"] > 0.9
     again = run_small(tmp_path, "again", **OWN)
     assert_same_model(folder, again)
+
+
+def test_the_plans_that_transport_found_are_used_from_then_on(tmp_path, monkeypatch):
+    """A station gets the model on the way on which its network came, not by joined neighbours."""
+    asked, ask = [], StationShapes.records
+
+    def noted(self, station, records, kind, *rest):
+        found = ask(self, station, records, kind, *rest)
+        if station == 0 and kind == "train":
+            asked.append((self._fits[0].fit, records["model"], found["model"]))
+        return found
+
+    monkeypatch.setattr(StationShapes, "records", noted)
+    run_small(tmp_path, **OWN | {"rounds": 2, "local_epochs": 2})
+    (before, _, _), (fit, whole, own) = asked
+    moved = [g for g, plan in fit.plans.items() if not torch.equal(plan.mass, before.plans[g].mass)]
+    assert moved
+    expected = before.with_plans(fit.plans).down(record_to_state(whole))
+    neighbours = before.down(record_to_state(whole))
+    found = record_to_state(own)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert any(not torch.allclose(found[name], value) for name, value in neighbours.items())
 
 
 def test_a_resumed_run_keeps_the_plans_that_transport_found(tmp_path):

@@ -32,6 +32,8 @@ from hfedatm.report.page import render
 from hfedatm.runs import read_run
 from hfedatm.runtime.opening import check
 from hfedatm_core import Merged, Update, merge
+from server_app.rules.hfedatm import HFedATM
+from server_app.strategy import HFedATMStrategy
 
 FREE = {"bound_factor": 0, "claim_factor": 0, "least_agreement": 0, "max_fall": 0}
 ONE = {"rounds": 1, "station_rounds": 1, "gram_min_rows": 1}
@@ -173,7 +175,8 @@ def test_a_round_counts_the_stations_of_every_level(tmp_path):
 
 
 def test_shared_arrays_are_averaged_through_all_levels(tmp_path):
-    given = {**FREE, **ONCE, "client_method": "fediir", "server_rule": "avg"}
+    given = {**FREE, **ONCE, **UNEVEN, "client_method": "fediir", "server_rule": "avg"}
+    given |= {"client_params": "gamma=5"}
     flat = run_small(tmp_path, "flat", stations=4, clients_per_station=1, **given)
     assert close(flat, run_tree(tmp_path, "deep", "2x2x1", **given))
 
@@ -200,6 +203,30 @@ def test_inner_rounds_train_on_from_the_regional_mean(tmp_path):
     region = run_tree(tmp_path, "region", "1x4x1", station_rounds="2x1", rounds=1, **steady)
     sent = [lines_of(folder)[0]["bytes_up"]["clients"] for folder in (once, region)]
     assert sent[1] == 2 * sent[0]
+
+
+def test_in_every_inner_round_all_levels_refer_to_the_model_of_the_server(tmp_path, monkeypatch):
+    """Otherwise the products that they pass up would not be additive."""
+    sent, seen = [], []
+    ask, combine = HFedATMStrategy.configure_train, HFedATM.combine
+
+    def asked(self, *given):
+        messages = ask(self, *given)
+        sent.append(self._reference)
+        return messages
+
+    def noted(self, updates, situation):
+        seen.append((situation.level, situation.round, situation.previous))
+        return combine(self, updates, situation)
+
+    monkeypatch.setattr(HFedATMStrategy, "configure_train", asked)
+    monkeypatch.setattr(HFedATM, "combine", noted)
+    run_tree(tmp_path, "run", "2x1x2x1", station_rounds="2x2x1", rounds=2, **FREE)
+    assert sorted({(level, round) for level, round, _ in seen}) == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert len(seen) == 2 * (2 * 2 + 2 * 4)
+    for _, round, model in seen:
+        assert all(torch.equal(model[name], value) for name, value in sent[round - 1].items())
+    assert any(not torch.equal(sent[0][name], value) for name, value in sent[1].items())
 
 
 def test_a_secure_sum_stays_at_the_lowest_tier(tmp_path):

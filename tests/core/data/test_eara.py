@@ -38,6 +38,8 @@ def test_limits_hold_and_no_swap_gains(counts, stations, random):
     chosen = assign(counts, capacities)
     held = np.bincount(chosen, minlength=stations)
     assert (held <= capacities).all() and held.sum() == len(counts)
+    full = held == capacities
+    assert held.max() <= held[~full].min(initial=len(counts)) + 1  # as even as the limits allow
     best = total_divergence(counts, chosen, stations)
     for i, j in itertools.combinations(range(len(counts)), 2):
         other = chosen.copy()

@@ -6,9 +6,10 @@ from unlike_nets import SPEC, arch, plain, residual
 
 from hfedatm_core import Update, collect_grams, merge, merge_apart
 from hfedatm_core.averaging import MeanAccumulator
+from hfedatm_core.merge_report import Merged, MergeReport
 from hfedatm_core.resizing import Fit
 from hfedatm_core.resizing.matching import empty_from, match_plans
-from hfedatm_core.resizing.merging import fits_of, merge_resized, reading_order
+from hfedatm_core.resizing.merging import fits_of, merge_resized, reading_order, way_back
 from hfedatm_core.resizing.plans import even_plan
 from hfedatm_core.resizing.proving import random_state
 from hfedatm_core.robust.bounding import measure, usual
@@ -62,6 +63,19 @@ def test_a_split_and_shuffled_network_is_found_again(with_grams):
     for name, a in (("narrow", small), ("wide", large)):
         back = a.outputs(done.back(name), INPUTS)
         torch.testing.assert_close(back, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_way_back_follows_channels_that_the_merge_moved_once_more():
+    small, large = arch(plain([3, 4], 5)), arch(plain([5, 7], 8))
+    fit, state = Fit(large, small), drawn(large, 1)
+    generator = torch.Generator().manual_seed(2)
+    orders = {g.name: torch.randperm(g.size, generator=generator) for g in large.graph.groups}
+    # The merge gave the channels of this network, and so of its result, another order.
+    result = large.graph.permute(state, orders)
+    merged = Merged(result, MergeReport("wide", {}, {}), {"narrow": orders}, result)
+    back = way_back(fit, merged, "narrow").down(result)
+    for name, value in fit.down(state).items():
+        torch.testing.assert_close(back[name], value)
 
 
 def test_a_block_comes_from_those_who_have_it():
@@ -130,6 +144,23 @@ def test_channels_without_a_partner_are_the_references():
     assert torch.equal(filled["0.weight"][alone], reference["0.weight"][alone])
     assert torch.equal(filled["4.weight"][:, alone], reference["4.weight"][:, alone])
     assert not torch.equal(filled["0.weight"][~alone], reference["0.weight"][~alone])
+
+
+def test_such_channels_do_not_pull_the_merge_towards_zero():
+    small, large = arch(plain([3, 4], 5)), arch(plain([9, 9], 9))
+    updates = {
+        "wide": Update(drawn(large, 1), name="wide"),
+        "narrow": Update(drawn(small, 2), name="narrow"),
+    }
+    fits = fits_of(large, {"wide": large, "narrow": small})
+    done = merge_resized(
+        updates.__getitem__, fits, lambda u: merge(u, fot=False, regmean=False), leave=0.0
+    )
+    alone = done.fits["narrow"].plans["0"].empty
+    assert int(alone.sum()) == 6
+    merged, wide = (s["0.weight"] for s in (done.merged.state, updates["wide"].state))
+    torch.testing.assert_close(merged[alone], wide[alone])
+    assert not torch.allclose(merged[~alone], wide[~alone])
 
 
 # --- votes
