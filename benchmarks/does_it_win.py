@@ -62,16 +62,23 @@ TEN_BY_TEN = {
     "lr": 0.03,
 }
 FRESH = tuple(range(41, 51))
+DIGITS, REVIEWS = {"local-epochs": 2}, {"local-epochs": 1}
+DIGITS4 = {"rounds": 3, **SMALL}
 SETS = {
     # Rows, seeds and test of these four were fixed before their runs: docs/results-shared.md.
-    "rotated digits, LeNet-5": Set("digits", {"local-epochs": 2}, FRESH, ("45", "0")),
-    "four digit domains, LeNet-5": Set("digits4", {"rounds": 3, **SMALL}, FRESH),
-    "PACS, frozen EfficientNet-Lite0, 224 px": Set("pacs", AT_224, FRESH),
-    "Amazon Reviews, frozen MiniLM": Set("amazon-features", {"local-epochs": 1}, FRESH),
-    # Earlier runs: few seeds, and no test was fixed before.
+    "rotated digits, fresh seeds": Set("digits", DIGITS, FRESH, ("45", "0")),
+    "four digit domains, fresh seeds": Set("digits4", DIGITS4, FRESH),
+    "PACS, EfficientNet-Lite0, 224 px, fresh seeds": Set("pacs", AT_224, FRESH),
+    "Amazon Reviews, fresh seeds": Set("amazon-features", REVIEWS, FRESH),
+    # Earlier runs: few seeds, and no test was fixed before. Seed 0 of one target of rotated digits
+    # was seen when the default was chosen.
+    "rotated digits": Set("digits", DIGITS, (1, 2, 3, 4, 5, 6), ("45", "0")),
+    "four digit domains": Set("digits4", DIGITS4, (0, 1, 2, 3, 4)),
+    "PACS, EfficientNet-Lite0, 224 px": Set("pacs", AT_224, (3, 4, 5, 6, 7)),
+    "Amazon Reviews": Set("amazon-features", REVIEWS),
     "rotated digits, 10 x 10 clients": Set("digits", TEN_BY_TEN, (3, 4, 5), ("45", "0")),
-    "PACS, frozen EfficientNet-Lite0, 160 px": Set("pacs", {"preset": "pacs-efficientnet-lite0"}),
-    "PACS, frozen VGG-16, 64 px": Set("pacs", VGG16, (3, 4, 5)),
+    "PACS, EfficientNet-Lite0, 160 px": Set("pacs", {"preset": "pacs-efficientnet-lite0"}),
+    "PACS, VGG-16, 64 px": Set("pacs", VGG16, (3, 4, 5)),
     "PACS, LeNet-5": Set(
         "pacs", {"preset": "pacs-lenet5-small", "rounds": 6, "batch-size": 16, **SMALL}
     ),
