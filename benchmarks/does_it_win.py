@@ -105,8 +105,8 @@ class Comparison:
 
     @property
     def p_of_targets(self) -> float | None:
-        """The p-value of the test paired over seeds and targets."""
-        return paired_p(sum(self.ours, []), sum(self.theirs, []))
+        """The p-value of the test paired over seeds and targets; None where seeds are too few."""
+        return paired_p(sum(self.ours, []), sum(self.theirs, [])) if self.p is not None else None
 
     @property
     def gain(self) -> Estimate | None:
