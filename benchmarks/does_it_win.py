@@ -3,8 +3,9 @@
     python benchmarks/does_it_win.py
 
 Per data set and lambda: the difference of the accuracies on the unseen domain, in points, of the
-models of the last round; a two-sided t-test paired over seeds and targets; Holm's correction over
-all tests of the table. The table goes to ``docs/results.md``, its picture to
+models of the last round, as mean over targets; a two-sided t-test paired over seeds; Holm's
+correction over all tests of the table. The sentence below the table also gives the verdict of the
+test that pairs single targets of a seed. The table goes to ``docs/results.md``, its picture to
 ``docs/results/does-it-win.png``. Nothing is run here: the commands that made the runs stand in
 ``docs/results``.
 """
@@ -60,37 +61,57 @@ TEN_BY_TEN = {
     "gram-min-rows": 8,
     "lr": 0.03,
 }
+FRESH = tuple(range(41, 51))
+DIGITS, REVIEWS = {"local-epochs": 2}, {"local-epochs": 1}
+DIGITS4 = {"rounds": 3, **SMALL}
 SETS = {
-    # Seed 0 of one target was seen when the default was chosen.
-    "rotated digits, LeNet-5": Set("digits", {"local-epochs": 2}, (1, 2, 3, 4, 5, 6), ("45", "0")),
-    "the same, 10 x 10 clients": Set("digits", TEN_BY_TEN, (3, 4, 5), ("45", "0")),
-    "four digit domains, LeNet-5": Set("digits4", {"rounds": 3, **SMALL}, (0, 1, 2, 3, 4)),
-    "PACS, frozen EfficientNet-Lite0, 224 px": Set("pacs", AT_224, (3, 4, 5, 6, 7)),
-    "PACS, frozen EfficientNet-Lite0, 160 px": Set("pacs", {"preset": "pacs-efficientnet-lite0"}),
-    "PACS, frozen VGG-16, 64 px": Set("pacs", VGG16, (3, 4, 5)),
+    # Rows, seeds and test of these four were fixed before their runs: docs/results-shared.md.
+    "rotated digits, fresh seeds": Set("digits", DIGITS, FRESH, ("45", "0")),
+    "four digit domains, fresh seeds": Set("digits4", DIGITS4, FRESH),
+    "PACS, EfficientNet-Lite0, 224 px, fresh seeds": Set("pacs", AT_224, FRESH),
+    "Amazon Reviews, fresh seeds": Set("amazon-features", REVIEWS, FRESH),
+    # Earlier runs: few seeds, and no test was fixed before. Seed 0 of one target of rotated digits
+    # was seen when the default was chosen.
+    "rotated digits": Set("digits", DIGITS, (1, 2, 3, 4, 5, 6), ("45", "0")),
+    "four digit domains": Set("digits4", DIGITS4, (0, 1, 2, 3, 4)),
+    "PACS, EfficientNet-Lite0, 224 px": Set("pacs", AT_224, (3, 4, 5, 6, 7)),
+    "Amazon Reviews": Set("amazon-features", REVIEWS),
+    "rotated digits, 10 x 10 clients": Set("digits", TEN_BY_TEN, (3, 4, 5), ("45", "0")),
+    "PACS, EfficientNet-Lite0, 160 px": Set("pacs", {"preset": "pacs-efficientnet-lite0"}),
+    "PACS, VGG-16, 64 px": Set("pacs", VGG16, (3, 4, 5)),
     "PACS, LeNet-5": Set(
         "pacs", {"preset": "pacs-lenet5-small", "rounds": 6, "batch-size": 16, **SMALL}
     ),
-    "Amazon Reviews, frozen MiniLM": Set("amazon-features", {"local-epochs": 1}),
 }
 
 
 @dataclass
 class Comparison:
-    """One place of the table: the paired differences, in points, and whether they are tested."""
+    """One place of the table: accuracies of both rows, per seed a list over targets."""
 
-    ours: list[float] = field(default_factory=list)
-    theirs: list[float] = field(default_factory=list)
+    ours: list[list[float]] = field(default_factory=list)
+    theirs: list[list[float]] = field(default_factory=list)
+
+    @property
+    def gains(self) -> list[float]:
+        """The difference of every seed, as mean over targets."""
+        pairs = zip(self.ours, self.theirs, strict=True)
+        return [statistics.fmean(ours) - statistics.fmean(theirs) for ours, theirs in pairs]
 
     @property
     def p(self) -> float | None:
-        """The p-value of the paired test."""
-        return paired_p(self.ours, self.theirs)
+        """The p-value of the test paired over seeds."""
+        return paired_p(self.gains, [0.0] * len(self.gains))
+
+    @property
+    def p_of_targets(self) -> float | None:
+        """The p-value of the test paired over seeds and targets; None where seeds are too few."""
+        return paired_p(sum(self.ours, []), sum(self.theirs, [])) if self.p is not None else None
 
     @property
     def gain(self) -> Estimate | None:
-        """The mean difference with its standard error."""
-        return estimate([a - b for a, b in zip(self.ours, self.theirs, strict=True)])
+        """The mean difference with its standard error over seeds."""
+        return estimate(self.gains)
 
     def text(self, marked: bool) -> str:
         """Return the gain, and a star if it is significant."""
@@ -102,7 +123,7 @@ class Comparison:
     @property
     def wins(self) -> bool:
         """Whether the mean is not behind."""
-        return bool(self.ours) and statistics.fmean(self.ours) >= statistics.fmean(self.theirs)
+        return bool(self.gains) and statistics.fmean(self.gains) >= 0.0
 
 
 def compare(chosen: Set, lam: float, evidence: Path) -> Comparison:
@@ -113,15 +134,15 @@ def compare(chosen: Set, lam: float, evidence: Path) -> Comparison:
     )  # fmt: skip
     finished = Store(evidence / "none.jsonl", evidence).finished(table.cells())
     found = Comparison()
-    for group, columns in table.columns.items():
-        for column in columns:
-            for seed in chosen.seeds:
-                ours, theirs = (
-                    finished.get(table.cell(row, group, column, seed)) for row in (OURS, AVG)
-                )
-                if ours and theirs:
-                    found.ours.append(100 * ours["last"]["unseen_accuracy"])
-                    found.theirs.append(100 * theirs["last"]["unseen_accuracy"])
+    ((group, columns),) = table.columns.items()
+    for seed in chosen.seeds:
+        pairs = [
+            [finished.get(table.cell(row, group, column, seed)) for row in (OURS, AVG)]
+            for column in columns
+        ]
+        if all(ours and theirs for ours, theirs in pairs):
+            for number, side in enumerate((found.ours, found.theirs)):
+                side.append([100 * pair[number]["last"]["unseen_accuracy"] for pair in pairs])
     return found
 
 
@@ -146,6 +167,9 @@ def as_table(found: Found) -> str:
     """Return the table and the sentence that sums it up."""
     sets = list(dict.fromkeys(name for name, _ in found))
     marked = significant({f"{name} {lam:g}": one.p for (name, lam), one in found.items()})
+    by_target = significant(
+        {f"{name} {lam:g}": one.p_of_targets for (name, lam), one in found.items()}
+    )
     lines = ["| HFedATM − Avg, points | " + " | ".join(f"λ = {lam:g}" for lam in LAMBDAS) + " |"]
     lines.append("|---|" + "---:|" * len(LAMBDAS))
     for name in sets:
@@ -153,17 +177,22 @@ def as_table(found: Found) -> str:
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     measured = {place: one for place, one in found.items() if one.ours}
     ahead = sum(one.wins for one in measured.values())
-    better = {
-        name for (name, lam), one in measured.items() if f"{name} {lam:g}" in marked and one.wins
-    }
-    worse = sum(f"{n} {lam:g}" in marked and not one.wins for (n, lam), one in measured.items())
+    better, worse = _verdict(measured, marked)
+    better_by_target, worse_by_target = _verdict(measured, by_target)
     lines += [
         "",
         f"HFedATM is level or ahead in {ahead} of {len(measured)} comparisons. It is significantly "
-        f"better on {len(better)} of {len(sets)} rows, and significantly worse in {worse} "
-        "comparisons (paired t-test over seeds and targets, Holm over all of this table).",
+        f"better in {better} and significantly worse in {worse} (*: t-test paired over seeds, "
+        "Holm over all of this table). With pairs of seed and target instead, it is better in "
+        f"{better_by_target} and worse in {worse_by_target}.",
     ]
     return "\n".join(lines)
+
+
+def _verdict(measured: Found, marked: set[str]) -> tuple[int, int]:
+    """Return how many marked comparisons are gains, and how many are losses."""
+    wins = [one.wins for (name, lam), one in measured.items() if f"{name} {lam:g}" in marked]
+    return sum(wins), len(wins) - sum(wins)
 
 
 def write_page(text: str, page: Path = PAGE) -> None:

@@ -31,6 +31,40 @@ def test_a_run_is_one_line_whose_keys_are_in_order(file):
     assert file.read_text() == '{"key":"x","settings":{"a":2,"b":1}}\n'
 
 
+def with_settings(key: str, **chosen) -> dict:
+    return {"key": key, "settings": {"seed": 0, "λ": 0.5, **chosen}, "versions": {"torch": "2"}}
+
+
+def test_a_line_names_only_what_differs_from_the_first_run(file):
+    runs = [with_settings("a"), with_settings("b", seed=1), with_settings("c", new=3)]
+    runs.append({"key": "d", "settings": {"seed": 0}, "versions": {"torch": "2"}})  # lacks one
+    for each in runs:
+        append_run(file, each)
+    assert list(read_runs(file)) == runs
+    second, third, last = map(json.loads, file.read_text().splitlines()[1:])
+    assert second == {"key": "b", "like": "a", "settings": {"seed": 1}, "versions": {}}
+    assert third["settings"] == {"new": 3}
+    assert last == runs[-1]
+
+
+def test_lines_of_two_files_may_be_put_together(tmp_path):
+    one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
+    for file, lam in ((one, 0.0), (other, 1.0)):
+        for seed in range(2):
+            append_run(file, with_settings(f"{lam} {seed}", λ=lam, seed=seed))
+    expected = [*read_runs(one), *read_runs(other)]
+    one.write_bytes(one.read_bytes() + other.read_bytes())
+    assert list(read_runs(one)) == expected
+
+
+def test_a_run_that_is_like_an_unknown_one_is_named(file):
+    append_run(file, with_settings("a"))
+    append_run(file, with_settings("b"))
+    file.write_text(file.read_text().splitlines(keepends=True)[1])
+    with pytest.raises(UserError, match=r"table\.jsonl, line 1"):
+        list(read_runs(file))
+
+
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_writer_may_die_after_any_byte(tmp_path, data):
