@@ -33,7 +33,7 @@ test: install      ## the ordinary tests
 
 test-marked: install  ## long training and real processes; a busy machine may miss a deadline once
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --reruns 1 --durations 10 -m "slow and not e2e and not docker"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --reruns 1 --durations 20 -m "e2e and not docker"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --reruns 1 --durations 20 -m "e2e and not docker"
 
 test-docker: install  ## containers; needs a Docker engine
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations 10 -m docker tests/e2e
